@@ -1,0 +1,736 @@
+/* tracejit.h: record tensor operations, compile them into fused kernels at run time, run them.
+ *
+ *   trace_context *ctx;  trace_region *r;
+ *   trace_context_create(NULL, &ctx);
+ *   trace_region_create(ctx, "model", NULL, &r);
+ *   trace_tensor *x = trace_wrap_const(ctx, TRACE_F32, data, TRACE_DIMS(8, 512)), *y = NULL;
+ *   if (trace_begin(r, TRACE_ARGS(x))) y = trace_relu(trace_linear(x, w, b));
+ *   if (trace_end(r, &y, 1)) puts(trace_last_error(ctx));
+ *
+ * Threads: a context, a region and a tensor may be used from any thread at any time. A region is begun and ended on one
+ * thread; what is recorded between the two belongs to that thread.
+ *
+ * Handles: outside a region every op runs at once and returns a handle the caller owns (trace_release). Inside a region
+ * an op returns a recorded value; it ends with the run and needs no release, and using it later is TRACE_ERR_DEAD.
+ *
+ * Errors: a function that returns a handle returns NULL on failure, and an op given NULL returns NULL, so that a chain
+ * of ops carries the first error to trace_end, which returns its status. trace_last_error has the text. Nothing aborts.
+ */
+#ifndef TRACEJIT_H
+#define TRACEJIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRACE_VERSION_MAJOR 0
+#define TRACE_VERSION_MINOR 1
+#define TRACE_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define TRACE_API __attribute__((visibility("default")))
+#define TRACE_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define TRACE_API
+#define TRACE_MUST_CHECK
+#endif
+/* Where an op was called: the last two arguments of every _at function. Bindings pass their script's name and line, or
+ * NULL, 0. The string is copied when it has to outlive the run. */
+#define TRACE_HERE __FILE__, __LINE__
+
+/* Device, caches, options. */
+typedef struct trace_context trace_context;
+/* A named stretch of host code: options, compiled plans, counters. */
+typedef struct trace_region trace_region;
+/* A counted handle to a tensor, or, inside a region, a recorded value. */
+typedef struct trace_tensor trace_tensor;
+
+/* Values never change; new ones are added at the end. */
+enum trace_status {
+    TRACE_OK = 0,
+    TRACE_ERR_ARGUMENT,    /* an argument that no tensor would make right */
+    TRACE_ERR_SHAPE,       /* shapes do not fit, a size overflows */
+    TRACE_ERR_DTYPE,       /* dtype the op does not take */
+    TRACE_ERR_MEMORY,      /* out of memory */
+    TRACE_ERR_BREAK,       /* a value was read back in a fullgraph region */
+    TRACE_ERR_STATE,       /* wrong order of calls: begin without end, value not there yet */
+    TRACE_ERR_DEAD,        /* a recorded value used after its run, or after its release */
+    TRACE_ERR_UNAVAILABLE, /* device or compiler missing */
+    TRACE_ERR_COMPILE,     /* the compiler failed */
+    TRACE_ERR_DEVICE,      /* data error inside a kernel: index out of range, integer division by zero */
+    TRACE_ERR_BUDGET,      /* a limit of the options was reached */
+    TRACE_ERR_BUSY,        /* in use, or not ready yet */
+    TRACE_ERR_TIMEOUT,
+    TRACE_ERR_SHUTDOWN /* the context was shut down */
+};
+enum trace_dtype { TRACE_BOOL, TRACE_U8, TRACE_I32, TRACE_I64, TRACE_F16, TRACE_BF16, TRACE_F32, TRACE_F64 };
+enum trace_device { TRACE_DEVICE_CPU, TRACE_DEVICE_CUDA, TRACE_DEVICE_AUTO };
+/* RECORD: the body runs each time and is recorded anew. REPLAY: the body may be skipped. EAGER: ops run at once, the
+ * region only ends their lifetime. */
+enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
+enum trace_dynamic { TRACE_DYNAMIC_AUTO, TRACE_DYNAMIC_OFF, TRACE_DYNAMIC_ON };
+/* FAST allows contraction across ops and folding that changes rounding. */
+enum trace_math { TRACE_MATH_STRICT, TRACE_MATH_FAST };
+enum trace_precision { TRACE_PRECISION_F32, TRACE_PRECISION_TF32, TRACE_PRECISION_BF16, TRACE_PRECISION_F16 };
+/* Flags of trace_tensor_desc. READONLY: writing is an error. STABLE: the host changes the memory only with
+ * trace_modified, so weights may be repacked. PLACEHOLDER: no data; a run over one compiles and runs nothing. */
+enum trace_wrap { TRACE_WRAP_READONLY = 1, TRACE_WRAP_STABLE = 2, TRACE_WRAP_PLACEHOLDER = 4 };
+enum trace_event_kind {
+    TRACE_EVENT_COMPILE,
+    TRACE_EVENT_RECOMPILE,
+    TRACE_EVENT_BREAK,
+    TRACE_EVENT_EVICT,
+    TRACE_EVENT_FALLBACK,
+    TRACE_EVENT_LINT
+};
+enum trace_format { TRACE_FORMAT_TEXT, TRACE_FORMAT_JSON, TRACE_FORMAT_PROMETHEUS, TRACE_FORMAT_HTML };
+enum { TRACE_GELU_NONE, TRACE_GELU_TANH };
+enum { TRACE_PAD_CONSTANT, TRACE_PAD_REFLECT, TRACE_PAD_REPLICATE };
+enum { TRACE_REDUCTION_NONE, TRACE_REDUCTION_MEAN, TRACE_REDUCTION_SUM };
+
+/* An optional tensor argument that is absent. NULL is never "absent": it is an earlier error. */
+#define TRACE_NONE ((trace_tensor *)(intptr_t)-1)
+/* As the dim of argmax, argmin, squeeze: over all dims. */
+#define TRACE_ALL_DIMS INT64_MIN
+/* Largest rank of a tensor. */
+#define TRACE_MAX_RANK 8
+#ifndef __cplusplus
+/* (pointer, count) pairs: trace_sum(x, TRACE_DIMS(-1), true), trace_begin(r, TRACE_ARGS(x, pos)). */
+#define TRACE_DIMS(...) ((const int64_t[]){__VA_ARGS__}), (sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+#define TRACE_ARGS(...)                                                                                                \
+    ((trace_tensor *const[]){__VA_ARGS__}), (sizeof((trace_tensor *const[]){__VA_ARGS__}) / sizeof(trace_tensor *))
+#endif
+/* The empty list: a 0-d shape, or "all dims" of a reduction. */
+#define TRACE_SCALAR NULL, (size_t)0
+
+/* ---- options, events, statistics: sized structs; zero is the default ----------------------------------------------
+ */
+
+/* What happened, on the thread that caused it, with no lock held. Strings live during the call. A callback may not
+ * begin, end or destroy anything, and may not throw or longjmp. */
+typedef struct trace_event {
+    size_t size;
+    enum trace_event_kind kind;
+    const char *region; /* name of the region, "" outside one */
+    const char *where;  /* "file:line" of the host code concerned, "" when unknown */
+    const char *what;   /* one sentence: what happened, why, what to write instead */
+    int input, dim;     /* RECOMPILE: input (declared first, then captured) and dim that differ, or -1 */
+    int64_t from, to;   /* RECOMPILE: the old and the new value of that extent or guard */
+    double ms;          /* time it cost */
+} trace_event;
+
+typedef struct trace_context_options {
+    size_t size; /* sizeof(trace_context_options); the macro below fills it */
+    enum trace_device device;
+    int device_index;
+    int threads; /* threads a run may use, the caller's included; 0: processors this process may use */
+    /* Runs body(arg, i) for every i < n, in any order, on any threads, and returns when all are done. NULL: own pool.
+     */
+    void (*parallel_for)(void *user, size_t n, void (*body)(void *arg, size_t i), void *arg);
+    void *parallel_user;
+    /* Memory of tensors and workspaces: aligned as asked, NULL on failure. Both or none. */
+    void *(*alloc)(void *user, size_t bytes, size_t align);
+    void (*free)(void *user, void *p, size_t bytes);
+    void *alloc_user;
+    void (*on_event)(void *user, const trace_event *e);
+    void *event_user;
+    void *stream;        /* CUDA: the CUstream to use */
+    size_t memory_limit; /* bytes of tensors and workspaces; 0: none */
+    size_t code_limit;   /* bytes of compiled code kept; 0: 256 MB */
+} trace_context_options;
+
+typedef struct trace_region_options {
+    size_t size;
+    enum trace_mode mode;
+    bool fullgraph;        /* a readback is an error instead of a graph break */
+    bool background;       /* compile off the calling thread */
+    bool nested_is_error;  /* begin inside another region is TRACE_ERR_STATE instead of an inlined scope */
+    int dynamic;           /* enum trace_dynamic */
+    int threads;           /* at most this many threads a run; 0: the context's */
+    int math;              /* enum trace_math */
+    int matmul_precision;  /* enum trace_precision */
+    uint32_t max_graphs;   /* plans kept; 0: 64 */
+    uint32_t replay_check; /* REPLAY: record every Nth run again and compare; 0: off */
+} trace_region_options;
+
+/* Counters since creation; each is read atomically, no consistency between them is promised. */
+typedef struct trace_stats {
+    size_t size;
+    uint64_t runs;            /* trace_end calls that succeeded */
+    uint64_t records;         /* bodies recorded */
+    uint64_t replays;         /* bodies skipped */
+    uint64_t hits, misses;    /* segments that found their plan; that did not */
+    uint64_t graphs;          /* plans made */
+    uint64_t kernels;         /* kernels compiled (equal kernels are shared and counted once) */
+    uint64_t recompiles;      /* plans made after the first one of a region or segment */
+    uint64_t breaks;          /* graph breaks */
+    uint64_t evictions;       /* plans dropped by a limit */
+    uint64_t errors;          /* failed runs */
+    uint64_t nested;          /* regions inlined into another */
+    uint64_t launches;        /* kernels run */
+    uint64_t interpreted_ops; /* ops that ran in the interpreter */
+    uint64_t eager_ops;       /* ops that ran outside a recording region */
+    uint64_t ops_recorded;    /* ops recorded */
+    uint64_t record_ns, schedule_ns, emit_ns, codegen_ns, run_ns, worst_run_ns;
+    uint64_t bytes_live;  /* tensors and workspaces now */
+    uint64_t bytes_moved; /* read and written by kernels, estimated from their shapes */
+    uint64_t bytes_code, bytes_packed;
+    uint64_t fused_away; /* ops without a kernel of their own, over all plans made */
+    uint64_t padding_bytes;
+} trace_stats;
+
+typedef struct trace_tensor_desc {
+    size_t size;
+    enum trace_dtype dtype;
+    const int64_t *dims, *strides; /* elements; strides NULL: row-major contiguous; strides may be 0, not negative */
+    size_t rank;
+    void *data;
+    int flags;                /* enum trace_wrap */
+    void (*done)(void *user); /* called once, on any thread, when the library no longer uses data; may be NULL */
+    void *user;
+} trace_tensor_desc;
+
+#ifndef __cplusplus
+#define TRACE_CONTEXT_OPTIONS(...) (&(const trace_context_options){.size = sizeof(trace_context_options), __VA_ARGS__})
+#define TRACE_REGION_OPTIONS(...) (&(const trace_region_options){.size = sizeof(trace_region_options), __VA_ARGS__})
+#define TRACE_TENSOR_DESC(...) (&(const trace_tensor_desc){.size = sizeof(trace_tensor_desc), __VA_ARGS__})
+#endif
+
+/* ---- library and context ------------------------------------------------------------------------------------------
+ */
+
+/* "0.1.0" of the library that is loaded. */
+TRACE_API const char *trace_version(void);
+TRACE_API const char *trace_status_name(enum trace_status s); /* "TRACE_ERR_SHAPE" */
+TRACE_API const char *trace_dtype_name(enum trace_dtype d);   /* "f32" */
+/* options NULL: the defaults. On failure *ctx is NULL and trace_last_error(NULL) tells why. The environment
+ * (TRACEJIT_*, docs/environment.md) is read here, once. The caller owns *ctx. */
+TRACE_API enum trace_status trace_context_create(const trace_context_options *options, trace_context **ctx);
+/* Refuses new runs (TRACE_ERR_SHUTDOWN) and waits for those in flight; TRACE_ERR_TIMEOUT when some remain. */
+TRACE_API enum trace_status trace_context_shutdown(trace_context *ctx, int timeout_ms);
+/* Drops the caller's reference. The context goes when its last region and tensor have gone too. NULL is fine. */
+TRACE_API void trace_context_release(trace_context *ctx);
+/* Text of the calling thread's last failure, valid until its next one; "" when none. ctx may be NULL. */
+TRACE_API const char *trace_last_error(const trace_context *ctx);
+/* One line: device, feature level, threads, compiler. Valid as long as the context. */
+TRACE_API const char *trace_context_describe(const trace_context *ctx);
+/* stats->size must be set; at most that many bytes are written. */
+TRACE_API void trace_context_stats(const trace_context *ctx, trace_stats *stats);
+/* Report as text. Like snprintf: writes at most cap bytes with the NUL, *need (may be NULL) gets the length without
+ * it; TRACE_ERR_MEMORY when cap was too small (counters grow between two calls: ask for some more). */
+TRACE_API enum trace_status trace_context_report(const trace_context *ctx, enum trace_format f, char *buf, size_t cap,
+                                                 size_t *need);
+
+/* ---- tensors ------------------------------------------------------------------------------------------------------
+ */
+
+/* Copies data in (row-major). The caller owns the handle. */
+TRACE_API trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims,
+                                   size_t rank);
+/* Borrows memory for reading and writing: it must live until the handle and every run that used it are gone. The
+ * memory is read at each run, so the host may change it between runs. */
+TRACE_API trace_tensor *trace_wrap(trace_context *ctx, enum trace_dtype d, void *data, const int64_t *dims,
+                                   size_t rank);
+TRACE_API trace_tensor *trace_wrap_const(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims,
+                                         size_t rank);
+TRACE_API trace_tensor *trace_wrap_desc(trace_context *ctx, const trace_tensor_desc *desc);
+/* No data: a run with one among its inputs compiles and runs nothing. */
+TRACE_API trace_tensor *trace_placeholder(trace_context *ctx, enum trace_dtype d, const int64_t *dims, size_t rank);
+/* One more reference; returns t. Inside a region, of a recorded value: one more count of that value. */
+TRACE_API trace_tensor *trace_retain(trace_tensor *t);
+/* Drops a reference. NULL is fine. Of a recorded value: the host has ended it; ops recorded already keep it. */
+TRACE_API void trace_release(trace_tensor *t);
+/* Queries; of recorded values too. Failures give -1 (or NULL) and an error text. dim may be negative. */
+TRACE_API int trace_rank(const trace_tensor *t);
+TRACE_API int64_t trace_size(const trace_tensor *t, int64_t dim);
+TRACE_API int64_t trace_stride(const trace_tensor *t, int64_t dim); /* elements */
+TRACE_API int64_t trace_numel(const trace_tensor *t);
+TRACE_API int trace_dtype_of(const trace_tensor *t); /* enum trace_dtype, or -1 */
+/* Replaces the whole content, row-major; bytes must match. Seen by every later use. */
+TRACE_API enum trace_status trace_write(trace_tensor *t, const void *src, size_t bytes);
+/* The host has changed wrapped memory promised STABLE. */
+TRACE_API enum trace_status trace_modified(trace_tensor *t);
+/* Readbacks. Of a tensor: no effect on recording. Of a recorded value: a graph break. read: copies out row-major,
+ * bytes must match. data: pointer to a contiguous tensor, valid while the handle is held and unwritten (of a recorded
+ * value: until the run ends). item: the only element, converted; on failure 0 or NaN. */
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_read_at(trace_tensor *t, void *dst, size_t bytes, const char *file,
+                                                           int line);
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_data_at(trace_tensor *t, const void **data, const char *file,
+                                                           int line);
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_item_i64_at(trace_tensor *t, int64_t *v, const char *file, int line);
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_item_f64_at(trace_tensor *t, double *v, const char *file, int line);
+/* Prints name, shape, dtype and values to stderr; of a recorded value: a graph break. */
+TRACE_API enum trace_status trace_print_at(trace_tensor *t, const char *name, const char *file, int line);
+/* Deferred forms: no break. item_later: the value becomes an extra output; returns an owned handle that trace_item_*,
+ * trace_read take after trace_end (before: TRACE_ERR_STATE). print_later: printed when the run ends, in program order.
+ */
+TRACE_API trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line);
+TRACE_API enum trace_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line);
+
+/* ---- regions ------------------------------------------------------------------------------------------------------
+ */
+
+/* name is copied. options NULL: the defaults. The caller owns *r. */
+TRACE_API enum trace_status trace_region_create(trace_context *ctx, const char *name,
+                                                const trace_region_options *options, trace_region **r);
+TRACE_API void trace_region_release(trace_region *r);
+TRACE_API void trace_region_stats(const trace_region *r, trace_stats *stats);
+/* Opens a run. in: the declared inputs (n of them, held for the run). true: run the body. false: skip it; trace_end
+ * still has to be called and tells why. Inside another region of the context: an inlined scope. */
+TRACE_API bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const char *file, int line);
+/* Compiles or finds the plan, runs it, and replaces each out[i] (a recorded value, or a tensor) by an owned handle of
+ * the result; on failure all are NULL. In an inlined scope outputs stay recorded values. */
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_end_at(trace_region *r, trace_tensor **out, size_t n,
+                                                          const char *file, int line);
+/* Drops the innermost open run of r on this thread: early return, exception, longjmp. Nothing if there is none. */
+TRACE_API void trace_abandon(trace_region *r);
+/* Whether the calling thread's open run has failed: for the heads of loops that a readback steers. */
+TRACE_API bool trace_failed(const trace_context *ctx);
+
+#define trace_read(...) trace_read_at(__VA_ARGS__, TRACE_HERE)
+#define trace_data(...) trace_data_at(__VA_ARGS__, TRACE_HERE)
+#define trace_item_i64(...) trace_item_i64_at(__VA_ARGS__, TRACE_HERE)
+#define trace_item_f64(...) trace_item_f64_at(__VA_ARGS__, TRACE_HERE)
+#define trace_print(...) trace_print_at(__VA_ARGS__, TRACE_HERE)
+#define trace_item_later(...) trace_item_later_at(__VA_ARGS__, TRACE_HERE)
+#define trace_print_later(...) trace_print_later_at(__VA_ARGS__, TRACE_HERE)
+#define trace_begin(...) trace_begin_at(__VA_ARGS__, TRACE_HERE)
+#define trace_end(...) trace_end_at(__VA_ARGS__, TRACE_HERE)
+
+/* ---- ops: names and argument meanings follow ATen -----------------------------------------------------------------
+ * Each op exists as trace_x(...) and as trace_x_at(..., file, line); the macro of the plain name passes the host's
+ * place. Define TRACE_NO_MACROS to have the functions only. dims may be negative. dtypes promote as in PyTorch: a
+ * tensor of rank > 0 outranks a 0-d one of the same kind, and those outrank a scalar (_f: double, _i: int64_t). */
+#define TRACE_OP(name, ...)                                                                                            \
+    TRACE_API trace_tensor *trace_##name(__VA_ARGS__);                                                                 \
+    TRACE_API trace_tensor *trace_##name##_at(__VA_ARGS__, const char *file, int line)
+
+/* pointwise, one operand: result of the shape of x; integers become f32 where the function is not integral */
+/* -x */
+TRACE_OP(neg, trace_tensor *x);
+/* |x| */
+TRACE_OP(abs, trace_tensor *x);
+/* -1, 0 or 1 */
+TRACE_OP(sign, trace_tensor *x);
+/* integers unchanged */
+TRACE_OP(floor, trace_tensor *x);
+TRACE_OP(ceil, trace_tensor *x);
+TRACE_OP(trunc, trace_tensor *x);
+/* ties to even */
+TRACE_OP(round, trace_tensor *x);
+/* x - trunc(x) */
+TRACE_OP(frac, trace_tensor *x);
+/* 1/x */
+TRACE_OP(reciprocal, trace_tensor *x);
+/* x*x */
+TRACE_OP(square, trace_tensor *x);
+TRACE_OP(sqrt, trace_tensor *x);
+/* 1/sqrt(x) */
+TRACE_OP(rsqrt, trace_tensor *x);
+TRACE_OP(exp, trace_tensor *x);
+/* natural */
+TRACE_OP(log, trace_tensor *x);
+TRACE_OP(sin, trace_tensor *x);
+TRACE_OP(cos, trace_tensor *x);
+TRACE_OP(tanh, trace_tensor *x);
+TRACE_OP(erf, trace_tensor *x);
+TRACE_OP(sigmoid, trace_tensor *x);
+TRACE_OP(relu, trace_tensor *x);
+/* min(max(x, 0), 6) */
+TRACE_OP(relu6, trace_tensor *x);
+/* x sigmoid(x) */
+TRACE_OP(silu, trace_tensor *x);
+/* bool */
+TRACE_OP(logical_not, trace_tensor *x);
+/* integers, bool */
+TRACE_OP(bitwise_not, trace_tensor *x);
+/* bool */
+TRACE_OP(isnan, trace_tensor *x);
+/* bool */
+TRACE_OP(isinf, trace_tensor *x);
+/* TRACE_GELU_NONE (erf) or TRACE_GELU_TANH */
+TRACE_OP(gelu, trace_tensor *x, int approximate);
+/* log1p(exp(beta x))/beta, x above threshold; ATen defaults: 1, 20 */
+TRACE_OP(softplus, trace_tensor *x, double beta, double threshold);
+/* conversion; float to integer truncates, saturates, NaN gives 0; the same dtype returns the same value */
+TRACE_OP(to, trace_tensor *x, enum trace_dtype dtype);
+
+/* pointwise, two operands: broadcast, promote */
+TRACE_OP(add, trace_tensor *a, trace_tensor *b);
+TRACE_OP(add_f, trace_tensor *a, double s);
+TRACE_OP(add_i, trace_tensor *a, int64_t s);
+TRACE_OP(sub, trace_tensor *a, trace_tensor *b);
+TRACE_OP(sub_f, trace_tensor *a, double s);
+TRACE_OP(sub_i, trace_tensor *a, int64_t s);
+TRACE_OP(mul, trace_tensor *a, trace_tensor *b);
+TRACE_OP(mul_f, trace_tensor *a, double s);
+TRACE_OP(mul_i, trace_tensor *a, int64_t s);
+/* true division; integers give f32 */
+TRACE_OP(div, trace_tensor *a, trace_tensor *b);
+TRACE_OP(div_f, trace_tensor *a, double s);
+TRACE_OP(div_i, trace_tensor *a, int64_t s);
+/* toward minus infinity */
+TRACE_OP(floor_divide, trace_tensor *a, trace_tensor *b);
+TRACE_OP(floor_divide_f, trace_tensor *a, double s);
+TRACE_OP(floor_divide_i, trace_tensor *a, int64_t s);
+/* sign of b */
+TRACE_OP(remainder, trace_tensor *a, trace_tensor *b);
+TRACE_OP(remainder_f, trace_tensor *a, double s);
+TRACE_OP(remainder_i, trace_tensor *a, int64_t s);
+/* sign of a */
+TRACE_OP(fmod, trace_tensor *a, trace_tensor *b);
+TRACE_OP(fmod_f, trace_tensor *a, double s);
+TRACE_OP(fmod_i, trace_tensor *a, int64_t s);
+TRACE_OP(pow, trace_tensor *a, trace_tensor *b);
+TRACE_OP(pow_f, trace_tensor *a, double s);
+TRACE_OP(pow_i, trace_tensor *a, int64_t s);
+/* NaN if either is */
+TRACE_OP(maximum, trace_tensor *a, trace_tensor *b);
+TRACE_OP(minimum, trace_tensor *a, trace_tensor *b);
+/* bool */
+TRACE_OP(eq, trace_tensor *a, trace_tensor *b);
+TRACE_OP(eq_f, trace_tensor *a, double s);
+TRACE_OP(eq_i, trace_tensor *a, int64_t s);
+TRACE_OP(ne, trace_tensor *a, trace_tensor *b);
+TRACE_OP(ne_f, trace_tensor *a, double s);
+TRACE_OP(ne_i, trace_tensor *a, int64_t s);
+TRACE_OP(lt, trace_tensor *a, trace_tensor *b);
+TRACE_OP(lt_f, trace_tensor *a, double s);
+TRACE_OP(lt_i, trace_tensor *a, int64_t s);
+TRACE_OP(le, trace_tensor *a, trace_tensor *b);
+TRACE_OP(le_f, trace_tensor *a, double s);
+TRACE_OP(le_i, trace_tensor *a, int64_t s);
+TRACE_OP(gt, trace_tensor *a, trace_tensor *b);
+TRACE_OP(gt_f, trace_tensor *a, double s);
+TRACE_OP(gt_i, trace_tensor *a, int64_t s);
+TRACE_OP(ge, trace_tensor *a, trace_tensor *b);
+TRACE_OP(ge_f, trace_tensor *a, double s);
+TRACE_OP(ge_i, trace_tensor *a, int64_t s);
+/* bool */
+TRACE_OP(logical_and, trace_tensor *a, trace_tensor *b);
+TRACE_OP(logical_or, trace_tensor *a, trace_tensor *b);
+TRACE_OP(logical_xor, trace_tensor *a, trace_tensor *b);
+/* integers, bool */
+TRACE_OP(bitwise_and, trace_tensor *a, trace_tensor *b);
+TRACE_OP(bitwise_and_i, trace_tensor *a, int64_t s);
+TRACE_OP(bitwise_or, trace_tensor *a, trace_tensor *b);
+TRACE_OP(bitwise_or_i, trace_tensor *a, int64_t s);
+TRACE_OP(bitwise_xor, trace_tensor *a, trace_tensor *b);
+TRACE_OP(bitwise_xor_i, trace_tensor *a, int64_t s);
+/* s - a */
+TRACE_OP(rsub_f, trace_tensor *a, double s);
+TRACE_OP(rsub_i, trace_tensor *a, int64_t s);
+/* condition: bool */
+TRACE_OP(where, trace_tensor *condition, trace_tensor *a, trace_tensor *b);
+TRACE_OP(where_f, trace_tensor *condition, trace_tensor *a, double s);
+TRACE_OP(where_i, trace_tensor *condition, trace_tensor *a, int64_t s);
+/* s where mask, else x */
+TRACE_OP(masked_fill_f, trace_tensor *x, trace_tensor *mask, double s);
+TRACE_OP(masked_fill_i, trace_tensor *x, trace_tensor *mask, int64_t s);
+/* either bound may be TRACE_NONE; NaN bounds give NaN */
+TRACE_OP(clamp, trace_tensor *x, trace_tensor *lo, trace_tensor *hi);
+/* -INFINITY, INFINITY: no bound */
+TRACE_OP(clamp_f, trace_tensor *x, double lo, double hi);
+/* INT64_MIN, INT64_MAX: no bound */
+TRACE_OP(clamp_i, trace_tensor *x, int64_t lo, int64_t hi);
+
+/* in place: write their first operand (any view of memory) and return it, with no new reference */
+TRACE_OP(add_, trace_tensor *a, trace_tensor *b);
+TRACE_OP(add_f_, trace_tensor *a, double s);
+TRACE_OP(add_i_, trace_tensor *a, int64_t s);
+TRACE_OP(sub_, trace_tensor *a, trace_tensor *b);
+TRACE_OP(sub_f_, trace_tensor *a, double s);
+TRACE_OP(sub_i_, trace_tensor *a, int64_t s);
+TRACE_OP(mul_, trace_tensor *a, trace_tensor *b);
+TRACE_OP(mul_f_, trace_tensor *a, double s);
+TRACE_OP(mul_i_, trace_tensor *a, int64_t s);
+TRACE_OP(div_, trace_tensor *a, trace_tensor *b);
+TRACE_OP(div_f_, trace_tensor *a, double s);
+TRACE_OP(div_i_, trace_tensor *a, int64_t s);
+/* src is broadcast and converted */
+TRACE_OP(copy_, trace_tensor *dst, trace_tensor *src);
+TRACE_OP(fill_f_, trace_tensor *x, double s);
+TRACE_OP(fill_i_, trace_tensor *x, int64_t s);
+/* rows index[k] of dim become src row k; index: 1-d i64; a repeated index: the last wins */
+TRACE_OP(index_copy_, trace_tensor *dst, int64_t dim, trace_tensor *index, trace_tensor *src);
+
+/* reductions: over dims (TRACE_SCALAR: all) */
+/* integers and bool give i64 */
+TRACE_OP(sum, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+/* floats */
+TRACE_OP(mean, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+/* floats; divides by max(0, count - correction) */
+TRACE_OP(var, trace_tensor *x, const int64_t *dims, size_t n, int64_t correction, bool keepdim);
+/* NaN wins; an empty reduction is an error */
+TRACE_OP(amax, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+TRACE_OP(amin, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+/* bool (u8 for u8) */
+TRACE_OP(any, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+TRACE_OP(all, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
+/* i64, first of equals, NaN wins; dim may be TRACE_ALL_DIMS */
+TRACE_OP(argmax, trace_tensor *x, int64_t dim, bool keepdim);
+TRACE_OP(argmin, trace_tensor *x, int64_t dim, bool keepdim);
+/* floats */
+TRACE_OP(softmax, trace_tensor *x, int64_t dim);
+TRACE_OP(log_softmax, trace_tensor *x, int64_t dim);
+/* over the last n dims, whose extents are shape; weight, bias of that shape or TRACE_NONE */
+TRACE_OP(layer_norm, trace_tensor *x, const int64_t *shape, size_t n, trace_tensor *weight, trace_tensor *bias,
+         double eps);
+/* over the dims of weight, the last dim if TRACE_NONE */
+TRACE_OP(rms_norm, trace_tensor *x, trace_tensor *weight, double eps);
+/* inference form, channel dim 1; weight, bias [C] or TRACE_NONE */
+TRACE_OP(batch_norm, trace_tensor *x, trace_tensor *weight, trace_tensor *bias, trace_tensor *running_mean,
+         trace_tensor *running_var, double eps);
+/* x [N, C, ...] logits, target [N, ...] i64; weight [C] or TRACE_NONE; TRACE_REDUCTION_*; ATen defaults: MEAN, -100, 0
+ */
+TRACE_OP(cross_entropy, trace_tensor *x, trace_tensor *target, trace_tensor *weight, int reduction,
+         int64_t ignore_index, double label_smoothing);
+
+/* views: share memory with x where x is memory; never copy, reshape excepted */
+/* one extent may be -1; a view where the strides allow, else a copy */
+TRACE_OP(reshape, trace_tensor *x, const int64_t *dims, size_t n);
+TRACE_OP(flatten, trace_tensor *x, int64_t start_dim, int64_t end_dim);
+TRACE_OP(permute, trace_tensor *x, const int64_t *dims, size_t n);
+TRACE_OP(transpose, trace_tensor *x, int64_t d0, int64_t d1);
+/* -1 keeps an extent */
+TRACE_OP(expand, trace_tensor *x, const int64_t *dims, size_t n);
+TRACE_OP(narrow, trace_tensor *x, int64_t dim, int64_t start, int64_t length);
+/* dim is removed */
+TRACE_OP(select, trace_tensor *x, int64_t dim, int64_t index);
+/* start and end clamp as in Python; step >= 1 */
+TRACE_OP(slice, trace_tensor *x, int64_t dim, int64_t start, int64_t end, int64_t step);
+/* dim may be TRACE_ALL_DIMS */
+TRACE_OP(squeeze, trace_tensor *x, int64_t dim);
+TRACE_OP(unsqueeze, trace_tensor *x, int64_t dim);
+/* over the memory of x, elements */
+TRACE_OP(as_strided, trace_tensor *x, const int64_t *dims, const int64_t *strides, size_t n, int64_t offset);
+TRACE_OP(diagonal, trace_tensor *x, int64_t offset, int64_t d0, int64_t d1);
+TRACE_OP(unfold, trace_tensor *x, int64_t dim, int64_t size, int64_t step);
+
+/* moves: fresh tensors */
+TRACE_OP(flip, trace_tensor *x, const int64_t *dims, size_t n);
+/* x itself if it is contiguous */
+TRACE_OP(contiguous, trace_tensor *x);
+TRACE_OP(clone, trace_tensor *x);
+/* promotes; TRACE_ARGS gives (ts, n) */
+TRACE_OP(cat, trace_tensor *const *ts, size_t n, int64_t dim);
+TRACE_OP(stack, trace_tensor *const *ts, size_t n, int64_t dim);
+/* pairs (before, after) from the last dim on; negative crops (constant mode); TRACE_PAD_* */
+TRACE_OP(pad, trace_tensor *x, const int64_t *pad, size_t n, int mode, double value);
+/* index: i64, rank of x */
+TRACE_OP(gather, trace_tensor *x, int64_t dim, trace_tensor *index);
+/* index: 1-d i64 */
+TRACE_OP(index_select, trace_tensor *x, int64_t dim, trace_tensor *index);
+/* weight [V, D], index i64 of any shape */
+TRACE_OP(embedding, trace_tensor *weight, trace_tensor *index);
+
+/* matrix products, convolution, attention, pooling, recurrent cells */
+/* as torch.matmul: vectors, batches, broadcast */
+TRACE_OP(matmul, trace_tensor *a, trace_tensor *b);
+/* both rank 3 */
+TRACE_OP(bmm, trace_tensor *a, trace_tensor *b);
+/* weight [N, K]; bias [N] or TRACE_NONE */
+TRACE_OP(linear, trace_tensor *x, trace_tensor *weight, trace_tensor *bias);
+/* x [N, C, H, W] or [C, H, W], weight [O, C/groups, KH, KW]; pairs, NULL: 1, 0, 1 */
+TRACE_OP(conv2d, trace_tensor *x, trace_tensor *weight, trace_tensor *bias, const int64_t *stride,
+         const int64_t *padding, const int64_t *dilation, int64_t groups);
+/* mask bool (true: attend) or float, broadcastable to [.., L, S], or TRACE_NONE; scale 0: 1/sqrt(E); a row with nothing
+ * to attend to gives 0 */
+TRACE_OP(scaled_dot_product_attention, trace_tensor *q, trace_tensor *k, trace_tensor *v, trace_tensor *mask,
+         bool is_causal, double scale, bool enable_gqa);
+/* pairs; stride NULL: kernel */
+TRACE_OP(max_pool2d, trace_tensor *x, const int64_t *kernel, const int64_t *stride, const int64_t *padding,
+         const int64_t *dilation, bool ceil_mode);
+/* divisor_override 0: none */
+TRACE_OP(avg_pool2d, trace_tensor *x, const int64_t *kernel, const int64_t *stride, const int64_t *padding,
+         bool ceil_mode, bool count_include_pad, int64_t divisor_override);
+/* x [B, I], h [B, H], weights [3H, I], [3H, H]; biases [3H] or TRACE_NONE */
+TRACE_OP(gru_cell, trace_tensor *x, trace_tensor *h, trace_tensor *w_ih, trace_tensor *w_hh, trace_tensor *b_ih,
+         trace_tensor *b_hh);
+
+/* sources */
+TRACE_OP(arange, trace_context *ctx, int64_t start, int64_t end, int64_t step, enum trace_dtype dtype);
+TRACE_OP(full_f, trace_context *ctx, const int64_t *dims, size_t n, double value, enum trace_dtype dtype);
+TRACE_OP(full_i, trace_context *ctx, const int64_t *dims, size_t n, int64_t value, enum trace_dtype dtype);
+TRACE_OP(zeros, trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype);
+TRACE_OP(ones, trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype);
+
+/* Splits along dim into pieces of split_size (the last may be smaller), or into at most chunks pieces. n handles are
+ * written to out; n must be the number of pieces. */
+TRACE_API enum trace_status trace_split_at(trace_tensor *x, int64_t split_size, int64_t dim, trace_tensor **out,
+                                           size_t n, const char *file, int line);
+TRACE_API enum trace_status trace_chunk_at(trace_tensor *x, int64_t chunks, int64_t dim, trace_tensor **out, size_t n,
+                                           const char *file, int line);
+#define trace_split(...) trace_split_at(__VA_ARGS__, TRACE_HERE)
+#define trace_chunk(...) trace_chunk_at(__VA_ARGS__, TRACE_HERE)
+#undef TRACE_OP
+
+#ifndef TRACE_NO_MACROS
+#define trace_neg(...) trace_neg_at(__VA_ARGS__, TRACE_HERE)
+#define trace_abs(...) trace_abs_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sign(...) trace_sign_at(__VA_ARGS__, TRACE_HERE)
+#define trace_floor(...) trace_floor_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ceil(...) trace_ceil_at(__VA_ARGS__, TRACE_HERE)
+#define trace_trunc(...) trace_trunc_at(__VA_ARGS__, TRACE_HERE)
+#define trace_round(...) trace_round_at(__VA_ARGS__, TRACE_HERE)
+#define trace_frac(...) trace_frac_at(__VA_ARGS__, TRACE_HERE)
+#define trace_reciprocal(...) trace_reciprocal_at(__VA_ARGS__, TRACE_HERE)
+#define trace_square(...) trace_square_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sqrt(...) trace_sqrt_at(__VA_ARGS__, TRACE_HERE)
+#define trace_rsqrt(...) trace_rsqrt_at(__VA_ARGS__, TRACE_HERE)
+#define trace_exp(...) trace_exp_at(__VA_ARGS__, TRACE_HERE)
+#define trace_log(...) trace_log_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sin(...) trace_sin_at(__VA_ARGS__, TRACE_HERE)
+#define trace_cos(...) trace_cos_at(__VA_ARGS__, TRACE_HERE)
+#define trace_tanh(...) trace_tanh_at(__VA_ARGS__, TRACE_HERE)
+#define trace_erf(...) trace_erf_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sigmoid(...) trace_sigmoid_at(__VA_ARGS__, TRACE_HERE)
+#define trace_relu(...) trace_relu_at(__VA_ARGS__, TRACE_HERE)
+#define trace_relu6(...) trace_relu6_at(__VA_ARGS__, TRACE_HERE)
+#define trace_silu(...) trace_silu_at(__VA_ARGS__, TRACE_HERE)
+#define trace_logical_not(...) trace_logical_not_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_not(...) trace_bitwise_not_at(__VA_ARGS__, TRACE_HERE)
+#define trace_isnan(...) trace_isnan_at(__VA_ARGS__, TRACE_HERE)
+#define trace_isinf(...) trace_isinf_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gelu(...) trace_gelu_at(__VA_ARGS__, TRACE_HERE)
+#define trace_softplus(...) trace_softplus_at(__VA_ARGS__, TRACE_HERE)
+#define trace_to(...) trace_to_at(__VA_ARGS__, TRACE_HERE)
+#define trace_add(...) trace_add_at(__VA_ARGS__, TRACE_HERE)
+#define trace_add_f(...) trace_add_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_add_i(...) trace_add_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub(...) trace_sub_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub_f(...) trace_sub_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub_i(...) trace_sub_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul(...) trace_mul_at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul_f(...) trace_mul_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul_i(...) trace_mul_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_div(...) trace_div_at(__VA_ARGS__, TRACE_HERE)
+#define trace_div_f(...) trace_div_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_div_i(...) trace_div_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_floor_divide(...) trace_floor_divide_at(__VA_ARGS__, TRACE_HERE)
+#define trace_floor_divide_f(...) trace_floor_divide_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_floor_divide_i(...) trace_floor_divide_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_remainder(...) trace_remainder_at(__VA_ARGS__, TRACE_HERE)
+#define trace_remainder_f(...) trace_remainder_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_remainder_i(...) trace_remainder_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_fmod(...) trace_fmod_at(__VA_ARGS__, TRACE_HERE)
+#define trace_fmod_f(...) trace_fmod_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_fmod_i(...) trace_fmod_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_pow(...) trace_pow_at(__VA_ARGS__, TRACE_HERE)
+#define trace_pow_f(...) trace_pow_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_pow_i(...) trace_pow_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_maximum(...) trace_maximum_at(__VA_ARGS__, TRACE_HERE)
+#define trace_minimum(...) trace_minimum_at(__VA_ARGS__, TRACE_HERE)
+#define trace_eq(...) trace_eq_at(__VA_ARGS__, TRACE_HERE)
+#define trace_eq_f(...) trace_eq_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_eq_i(...) trace_eq_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ne(...) trace_ne_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ne_f(...) trace_ne_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ne_i(...) trace_ne_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_lt(...) trace_lt_at(__VA_ARGS__, TRACE_HERE)
+#define trace_lt_f(...) trace_lt_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_lt_i(...) trace_lt_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_le(...) trace_le_at(__VA_ARGS__, TRACE_HERE)
+#define trace_le_f(...) trace_le_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_le_i(...) trace_le_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gt(...) trace_gt_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gt_f(...) trace_gt_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gt_i(...) trace_gt_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ge(...) trace_ge_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ge_f(...) trace_ge_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ge_i(...) trace_ge_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_logical_and(...) trace_logical_and_at(__VA_ARGS__, TRACE_HERE)
+#define trace_logical_or(...) trace_logical_or_at(__VA_ARGS__, TRACE_HERE)
+#define trace_logical_xor(...) trace_logical_xor_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_and(...) trace_bitwise_and_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_and_i(...) trace_bitwise_and_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_or(...) trace_bitwise_or_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_or_i(...) trace_bitwise_or_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_xor(...) trace_bitwise_xor_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bitwise_xor_i(...) trace_bitwise_xor_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_rsub_f(...) trace_rsub_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_rsub_i(...) trace_rsub_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_where(...) trace_where_at(__VA_ARGS__, TRACE_HERE)
+#define trace_where_f(...) trace_where_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_where_i(...) trace_where_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_masked_fill_f(...) trace_masked_fill_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_masked_fill_i(...) trace_masked_fill_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_clamp(...) trace_clamp_at(__VA_ARGS__, TRACE_HERE)
+#define trace_clamp_f(...) trace_clamp_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_clamp_i(...) trace_clamp_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_add_(...) trace_add__at(__VA_ARGS__, TRACE_HERE)
+#define trace_add_f_(...) trace_add_f__at(__VA_ARGS__, TRACE_HERE)
+#define trace_add_i_(...) trace_add_i__at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub_(...) trace_sub__at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub_f_(...) trace_sub_f__at(__VA_ARGS__, TRACE_HERE)
+#define trace_sub_i_(...) trace_sub_i__at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul_(...) trace_mul__at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul_f_(...) trace_mul_f__at(__VA_ARGS__, TRACE_HERE)
+#define trace_mul_i_(...) trace_mul_i__at(__VA_ARGS__, TRACE_HERE)
+#define trace_div_(...) trace_div__at(__VA_ARGS__, TRACE_HERE)
+#define trace_div_f_(...) trace_div_f__at(__VA_ARGS__, TRACE_HERE)
+#define trace_div_i_(...) trace_div_i__at(__VA_ARGS__, TRACE_HERE)
+#define trace_copy_(...) trace_copy__at(__VA_ARGS__, TRACE_HERE)
+#define trace_fill_f_(...) trace_fill_f__at(__VA_ARGS__, TRACE_HERE)
+#define trace_fill_i_(...) trace_fill_i__at(__VA_ARGS__, TRACE_HERE)
+#define trace_index_copy_(...) trace_index_copy__at(__VA_ARGS__, TRACE_HERE)
+#define trace_sum(...) trace_sum_at(__VA_ARGS__, TRACE_HERE)
+#define trace_mean(...) trace_mean_at(__VA_ARGS__, TRACE_HERE)
+#define trace_var(...) trace_var_at(__VA_ARGS__, TRACE_HERE)
+#define trace_amax(...) trace_amax_at(__VA_ARGS__, TRACE_HERE)
+#define trace_amin(...) trace_amin_at(__VA_ARGS__, TRACE_HERE)
+#define trace_any(...) trace_any_at(__VA_ARGS__, TRACE_HERE)
+#define trace_all(...) trace_all_at(__VA_ARGS__, TRACE_HERE)
+#define trace_argmax(...) trace_argmax_at(__VA_ARGS__, TRACE_HERE)
+#define trace_argmin(...) trace_argmin_at(__VA_ARGS__, TRACE_HERE)
+#define trace_softmax(...) trace_softmax_at(__VA_ARGS__, TRACE_HERE)
+#define trace_log_softmax(...) trace_log_softmax_at(__VA_ARGS__, TRACE_HERE)
+#define trace_layer_norm(...) trace_layer_norm_at(__VA_ARGS__, TRACE_HERE)
+#define trace_rms_norm(...) trace_rms_norm_at(__VA_ARGS__, TRACE_HERE)
+#define trace_batch_norm(...) trace_batch_norm_at(__VA_ARGS__, TRACE_HERE)
+#define trace_cross_entropy(...) trace_cross_entropy_at(__VA_ARGS__, TRACE_HERE)
+#define trace_reshape(...) trace_reshape_at(__VA_ARGS__, TRACE_HERE)
+#define trace_flatten(...) trace_flatten_at(__VA_ARGS__, TRACE_HERE)
+#define trace_permute(...) trace_permute_at(__VA_ARGS__, TRACE_HERE)
+#define trace_transpose(...) trace_transpose_at(__VA_ARGS__, TRACE_HERE)
+#define trace_expand(...) trace_expand_at(__VA_ARGS__, TRACE_HERE)
+#define trace_narrow(...) trace_narrow_at(__VA_ARGS__, TRACE_HERE)
+#define trace_select(...) trace_select_at(__VA_ARGS__, TRACE_HERE)
+#define trace_slice(...) trace_slice_at(__VA_ARGS__, TRACE_HERE)
+#define trace_squeeze(...) trace_squeeze_at(__VA_ARGS__, TRACE_HERE)
+#define trace_unsqueeze(...) trace_unsqueeze_at(__VA_ARGS__, TRACE_HERE)
+#define trace_as_strided(...) trace_as_strided_at(__VA_ARGS__, TRACE_HERE)
+#define trace_diagonal(...) trace_diagonal_at(__VA_ARGS__, TRACE_HERE)
+#define trace_unfold(...) trace_unfold_at(__VA_ARGS__, TRACE_HERE)
+#define trace_flip(...) trace_flip_at(__VA_ARGS__, TRACE_HERE)
+#define trace_contiguous(...) trace_contiguous_at(__VA_ARGS__, TRACE_HERE)
+#define trace_clone(...) trace_clone_at(__VA_ARGS__, TRACE_HERE)
+#define trace_cat(...) trace_cat_at(__VA_ARGS__, TRACE_HERE)
+#define trace_stack(...) trace_stack_at(__VA_ARGS__, TRACE_HERE)
+#define trace_pad(...) trace_pad_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gather(...) trace_gather_at(__VA_ARGS__, TRACE_HERE)
+#define trace_index_select(...) trace_index_select_at(__VA_ARGS__, TRACE_HERE)
+#define trace_embedding(...) trace_embedding_at(__VA_ARGS__, TRACE_HERE)
+#define trace_matmul(...) trace_matmul_at(__VA_ARGS__, TRACE_HERE)
+#define trace_bmm(...) trace_bmm_at(__VA_ARGS__, TRACE_HERE)
+#define trace_linear(...) trace_linear_at(__VA_ARGS__, TRACE_HERE)
+#define trace_conv2d(...) trace_conv2d_at(__VA_ARGS__, TRACE_HERE)
+#define trace_scaled_dot_product_attention(...) trace_scaled_dot_product_attention_at(__VA_ARGS__, TRACE_HERE)
+#define trace_max_pool2d(...) trace_max_pool2d_at(__VA_ARGS__, TRACE_HERE)
+#define trace_avg_pool2d(...) trace_avg_pool2d_at(__VA_ARGS__, TRACE_HERE)
+#define trace_gru_cell(...) trace_gru_cell_at(__VA_ARGS__, TRACE_HERE)
+#define trace_arange(...) trace_arange_at(__VA_ARGS__, TRACE_HERE)
+#define trace_full_f(...) trace_full_f_at(__VA_ARGS__, TRACE_HERE)
+#define trace_full_i(...) trace_full_i_at(__VA_ARGS__, TRACE_HERE)
+#define trace_zeros(...) trace_zeros_at(__VA_ARGS__, TRACE_HERE)
+#define trace_ones(...) trace_ones_at(__VA_ARGS__, TRACE_HERE)
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif
