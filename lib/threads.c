@@ -1,0 +1,478 @@
+// lib/threads.c: clock, processor count, floating-point environment, thread pool.
+#include "threads.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t tj_now_ns(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+// ---- processor count ------------------------------------------------------------------------
+
+static int affinity_count(void) {
+    // The kernel refuses a set smaller than its own, so grow until it fits.
+    for (int bits = CPU_SETSIZE; bits <= 1 << 18; bits *= 4) {
+        cpu_set_t *set = CPU_ALLOC((size_t)bits);
+        if (!set) {
+            break;
+        }
+        size_t bytes = CPU_ALLOC_SIZE((size_t)bits);
+        int n = sched_getaffinity(0, bytes, set) ? 0 : CPU_COUNT_S(bytes, set);
+        CPU_FREE(set);
+        if (n > 0) {
+            return n;
+        }
+    }
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < INT_MAX ? (int)n : 1;
+}
+
+static bool read_text(const char *path, char *buf, size_t cap) {
+    FILE *f = fopen(path, "re");
+    if (!f) {
+        return false;
+    }
+    size_t n = fread(buf, 1, cap - 1, f);
+    buf[n] = '\0';
+    (void)fclose(f);
+    return n > 0;
+}
+
+// Processors a group's quota is worth, rounded up; INT_MAX when it has none. v2: cpu.max; v1: two files.
+static int group_quota(const char *dir, bool v2) {
+    char path[PATH_MAX + 32], text[64];
+    long long quota = -1, period = 0;
+    snprintf(path, sizeof path, "%s/%s", dir, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    if (!read_text(path, text, sizeof text)) {
+        return INT_MAX;
+    }
+    if (v2) {
+        if (sscanf(text, "%lld %lld", &quota, &period) != 2) {
+            return INT_MAX; // "max 100000"
+        }
+    } else {
+        snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
+        if (sscanf(text, "%lld", &quota) != 1 || !read_text(path, text, sizeof text) || sscanf(text, "%lld", &period) != 1) {
+            return INT_MAX;
+        }
+    }
+    if (quota <= 0 || period <= 0) {
+        return INT_MAX;
+    }
+    long long n = quota / period + (quota % period != 0);
+    return n < 1 ? 1 : n > INT_MAX ? INT_MAX : (int)n;
+}
+
+// The least quota of a group and the groups above it. In a container the path may be the host's while the mount is
+// the container's: the walk up ends at the mount, which then is the container's own group.
+static int tree_quota(const char *root, const char *path, bool v2) {
+    char dir[PATH_MAX];
+    size_t base = (size_t)snprintf(dir, sizeof dir, "%s%s", root, strcmp(path, "/") ? path : "");
+    if (base >= sizeof dir) {
+        return INT_MAX;
+    }
+    int least = INT_MAX;
+    for (base = strlen(root);;) {
+        int n = group_quota(dir, v2);
+        least = n < least ? n : least;
+        char *slash = strrchr(dir + base, '/');
+        if (!slash) {
+            return least;
+        }
+        *slash = '\0';
+    }
+}
+
+int tj_cgroup_cpus(const char *self, const char *mount) {
+    FILE *f = fopen(self, "re");
+    if (!f) {
+        return INT_MAX;
+    }
+    int least = INT_MAX;
+    char text[PATH_MAX + 128];
+    while (fgets(text, sizeof text, f)) { // "0::/a/b", or "4:cpu,cpuacct:/a/b"
+        text[strcspn(text, "\n")] = '\0';
+        char *names = strchr(text, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        if (!path) {
+            continue;
+        }
+        *names++ = '\0';
+        *path++ = '\0';
+        char root[512];
+        bool v2 = !*names, cpu = false;
+        for (const char *w = names; *w && !cpu; w += strcspn(w, ","), w += *w == ',') {
+            cpu = strcspn(w, ",") == 3 && !memcmp(w, "cpu", 3);
+        }
+        if (!v2 && !cpu) {
+            continue;
+        }
+        snprintf(root, sizeof root, v2 ? "%s" : "%s/%s", mount, names);
+        int n = tree_quota(root, path, v2);
+        least = n < least ? n : least;
+    }
+    (void)fclose(f);
+    return least;
+}
+
+int tj_cpu_count(void) {
+    int saved = errno;
+    int n = affinity_count();
+    if (n > 1) {
+        int q = tj_cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
+        n = q < n ? q : n;
+    }
+    errno = saved;
+    return n;
+}
+
+// ---- floating-point environment -------------------------------------------------------------
+
+#if defined(__x86_64__)
+enum { FP_DEFAULT = 0x1F80, FP_STATUS = 0x3F }; // all exceptions masked, nearest, no FTZ or DAZ
+static uint64_t fp_get(void) { return __builtin_ia32_stmxcsr(); }
+static void fp_set(uint64_t v) { __builtin_ia32_ldmxcsr((unsigned)v); }
+#elif defined(__aarch64__)
+enum { FP_DEFAULT = 0, FP_STATUS = 0 };
+static uint64_t fp_get(void) {
+    uint64_t v;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(v));
+    return v;
+}
+static void fp_set(uint64_t v) { __asm__ volatile("msr fpcr, %0" : : "r"(v)); }
+#else
+#include <fenv.h>
+enum { FP_DEFAULT = FE_TONEAREST, FP_STATUS = 0 };
+static uint64_t fp_get(void) { return (uint64_t)fegetround(); }
+static void fp_set(uint64_t v) { (void)fesetround((int)v); }
+#endif
+
+void tj_fpenv_enter(tj_fpenv *e) {
+    e->saved = fp_get();
+    e->changed = (e->saved & ~(uint64_t)FP_STATUS) != FP_DEFAULT;
+    if (e->changed) {
+        fp_set(FP_DEFAULT);
+    }
+}
+
+// Brings back the caller's exception flags too, where they are in the same word.
+void tj_fpenv_leave(const tj_fpenv *e) {
+    if (fp_get() != e->saved) {
+        fp_set(e->saved);
+    }
+}
+
+// ---- thread pool ----------------------------------------------------------------------------
+//
+// One job at a time, owned by the thread that holds `busy`. `ticket` holds the job's task count in its upper half and
+// the next task in its lower half, so one fetch_add both takes a task and tells whether there was one:
+//
+//     owner                                      worker
+//     body, arg, left = n                        t = ticket++            (acquires the owner's store)
+//     ticket = n << 32          (release)        t.next < t.n: run body(arg, t.next)
+//     epoch++, wake sleepers                     ...
+//     take tasks as workers do                   left -= tasks run       (release)
+//     wait until left is 0      (acquire)
+//
+// A taken task keeps its job open until `left` says so; hence body and arg are read only after a task was taken, and
+// a worker that comes late either finds no task or has one of the job that is current now. Nothing waits for workers
+// that sleep: what they don't take, the owner runs.
+
+enum {
+    SPIN_IDLE_NS = 20000,  // a worker after work: the next phase of a run comes within this or not at all
+    SPIN_DONE_NS = 100000, // an owner whose last tasks run elsewhere; waking it would cost as much
+    JOB_MAX = 1 << 30,     // tasks a ticket can count
+    WORKERS_MAX = 1023
+};
+
+struct tj_pool {
+    // Written once a job by the owner, read by spinning workers.
+    _Alignas(64) _Atomic uint64_t ticket;
+    _Atomic uint32_t epoch; // futex: workers sleep on it; a job or the end changes it
+    _Atomic uint32_t sleepers;
+    tj_task body;
+    void *arg;
+    // Written by workers as they finish.
+    _Alignas(64) _Atomic uint32_t left; // futex: tasks not yet done
+    _Atomic uint32_t owner_sleeps;
+    // Cold.
+    _Alignas(64) _Atomic uint32_t busy; // a thread owns the pool
+    _Atomic int pid;                    // process the workers belong to; 0 while a child takes over
+    _Atomic bool stop;
+    bool started;
+    int threads, workers; // wanted in all; running besides the owner
+    uint64_t spin_idle, spin_done;
+    void (*host_for)(void *user, size_t n, tj_task body, void *arg);
+    void *user;
+    pthread_t *handles;
+};
+
+struct worker_start {
+    struct tj_pool *pool;
+    int number;
+    uint32_t epoch;
+};
+
+// This thread is running a task of some pool.
+static _Thread_local bool in_task;
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value) {
+    (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word, int n) {
+    (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
+}
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+// Spins until *word differs from value; false when ns went by first.
+static bool spin_while(_Atomic uint32_t *word, uint32_t value, uint64_t ns) {
+    uint64_t end = 0;
+    for (unsigned i = 0;; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != value) {
+            return true;
+        }
+        if (!ns) {
+            return false;
+        }
+        if (i % 32 == 31) {
+            uint64_t now = tj_now_ns();
+            if (!end) {
+                end = now + ns;
+            } else if (now >= end) {
+                return false;
+            }
+        }
+        relax();
+    }
+}
+
+static void take_tasks(struct tj_pool *p) {
+    uint32_t done = 0;
+    for (;;) {
+        uint64_t t = atomic_fetch_add_explicit(&p->ticket, 1, memory_order_acq_rel);
+        if ((uint32_t)t >= t >> 32) {
+            break;
+        }
+        p->body(p->arg, (uint32_t)t);
+        done++;
+    }
+    // Sequentially consistent with the owner's flag: either it sees 0 left, or this sees it asleep.
+    if (done && atomic_fetch_sub(&p->left, done) == done && atomic_load(&p->owner_sleeps)) {
+        futex_wake(&p->left, 1);
+    }
+}
+
+static void *worker(void *arg) {
+    struct worker_start s = *(struct worker_start *)arg;
+    tj_free(arg);
+    struct tj_pool *p = s.pool;
+    char name[16];
+    snprintf(name, sizeof name, "tracejit-%d", s.number);
+    (void)pthread_setname_np(pthread_self(), name);
+    fp_set(FP_DEFAULT); // a thread starts with its creator's
+    in_task = true;
+    for (uint32_t seen = s.epoch;;) {
+        if (!spin_while(&p->epoch, seen, p->spin_idle)) {
+            atomic_fetch_add(&p->sleepers, 1);
+            while (atomic_load(&p->epoch) == seen) {
+                futex_wait(&p->epoch, seen);
+            }
+            atomic_fetch_sub(&p->sleepers, 1);
+        }
+        seen = atomic_load(&p->epoch);
+        if (atomic_load_explicit(&p->stop, memory_order_acquire)) {
+            return NULL;
+        }
+        take_tasks(p);
+    }
+}
+
+// Called by the owner. A thread that can't be started isn't tried again: fewer workers are right, only slower.
+static void start_workers(struct tj_pool *p) {
+    p->started = true;
+    if (!p->handles) {
+        p->handles = tj_calloc((size_t)p->threads - 1, sizeof *p->handles);
+    }
+    if (!p->handles) {
+        return;
+    }
+    // Signals of the host are for its own threads; a fault still reaches its handler on the thread it happens on.
+    sigset_t block, old;
+    (void)sigfillset(&block);
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    for (size_t i = 0; i < TJ_COUNT(faults); i++) {
+        (void)sigdelset(&block, faults[i]);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &block, &old);
+    while (p->workers < p->threads - 1) {
+        struct worker_start *s = tj_malloc(sizeof *s);
+        if (!s) {
+            break;
+        }
+        *s = (struct worker_start){p, p->workers + 1, atomic_load(&p->epoch)};
+        if (pthread_create(&p->handles[p->workers], NULL, worker, s)) {
+            tj_free(s);
+            break;
+        }
+        p->workers++;
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *, size_t, tj_task, void *), void *user) {
+    struct tj_pool *p = tj_aligned_alloc(sizeof *p);
+    if (!p) {
+        return NULL;
+    }
+    memset(p, 0, sizeof *p);
+    int cpus = tj_cpu_count();
+    p->threads = threads > 0 ? threads : cpus;
+    if (p->threads > WORKERS_MAX + 1) {
+        p->threads = WORKERS_MAX + 1;
+    }
+    // With more threads than processors a spinning thread keeps a working one from its processor.
+    bool spin = cpus > 1 && p->threads <= cpus;
+    p->spin_idle = spin ? SPIN_IDLE_NS : 0;
+    p->spin_done = spin ? SPIN_DONE_NS : 0;
+    p->host_for = host_for;
+    p->user = user;
+    atomic_init(&p->pid, (int)getpid());
+    return p;
+}
+
+void tj_pool_destroy(struct tj_pool *p) {
+    if (!p) {
+        return;
+    }
+    if (p->workers && atomic_load(&p->pid) == (int)getpid()) { // a child has none to join
+        atomic_store(&p->stop, true);
+        atomic_fetch_add(&p->epoch, 1);
+        futex_wake(&p->epoch, INT_MAX);
+        for (int i = 0; i < p->workers; i++) {
+            (void)pthread_join(p->handles[i], NULL);
+        }
+    }
+    tj_free(p->handles);
+    tj_aligned_free(p);
+}
+
+int tj_pool_threads(const struct tj_pool *p) { return p->threads; }
+
+static void run_inline(size_t n, tj_task body, void *arg) {
+    bool outer = in_task;
+    in_task = true;
+    for (size_t i = 0; i < n; i++) {
+        body(arg, i);
+    }
+    in_task = outer;
+}
+
+// A task on a thread of the host: calls inside it run inline, and the host's floating-point settings don't count.
+struct host_task {
+    tj_task body;
+    void *arg;
+};
+
+static void run_host_task(void *arg, size_t i) {
+    const struct host_task *t = arg;
+    bool outer = in_task;
+    tj_fpenv fp;
+    in_task = true;
+    tj_fpenv_enter(&fp);
+    t->body(t->arg, i);
+    tj_fpenv_leave(&fp);
+    in_task = outer;
+}
+
+// True when the calling thread now owns the pool. In a child of fork the first caller takes the pool over from a
+// process whose threads, the former owner included, aren't here.
+static bool acquire(struct tj_pool *p) {
+    int me = (int)getpid(), pid = atomic_load_explicit(&p->pid, memory_order_acquire);
+    if (TJ_UNLIKELY(pid != me)) {
+        if (!pid || !atomic_compare_exchange_strong(&p->pid, &pid, 0)) {
+            return false;
+        }
+        p->workers = 0;
+        p->started = false;
+        atomic_store(&p->sleepers, 0);
+        atomic_store(&p->owner_sleeps, 0);
+        atomic_store(&p->busy, 1);
+        atomic_store(&p->pid, me);
+        return true;
+    }
+    return !atomic_load_explicit(&p->busy, memory_order_relaxed) &&
+           !atomic_exchange_explicit(&p->busy, 1, memory_order_acquire);
+}
+
+static void run_job(struct tj_pool *p, uint32_t n, tj_task body, void *arg) {
+    p->body = body;
+    p->arg = arg;
+    atomic_store_explicit(&p->left, n, memory_order_relaxed);
+    atomic_store_explicit(&p->ticket, (uint64_t)n << 32, memory_order_release);
+    atomic_fetch_add(&p->epoch, 1);
+    uint32_t sleepers = atomic_load(&p->sleepers);
+    if (sleepers) {
+        futex_wake(&p->epoch, (int)(sleepers < n - 1 ? sleepers : n - 1));
+    }
+    take_tasks(p);
+    uint64_t patience = p->spin_done;
+    for (uint32_t left; (left = atomic_load_explicit(&p->left, memory_order_acquire));) {
+        if (spin_while(&p->left, left, patience)) {
+            continue;
+        }
+        patience = 0;
+        atomic_store(&p->owner_sleeps, 1);
+        left = atomic_load(&p->left);
+        if (left) {
+            futex_wait(&p->left, left);
+        }
+        atomic_store(&p->owner_sleeps, 0);
+    }
+}
+
+void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg) {
+    if (n < 2 || n > JOB_MAX || p->threads < 2 || in_task) {
+        run_inline(n, body, arg);
+        return;
+    }
+    if (p->host_for) {
+        struct host_task t = {body, arg};
+        p->host_for(p->user, n, run_host_task, &t);
+        return;
+    }
+    if (!acquire(p)) {
+        run_inline(n, body, arg);
+        return;
+    }
+    int saved = errno;
+    if (!p->started) {
+        start_workers(p);
+    }
+    if (p->workers) {
+        in_task = true;
+        run_job(p, (uint32_t)n, body, arg);
+        in_task = false;
+    } else {
+        run_inline(n, body, arg);
+    }
+    atomic_store_explicit(&p->busy, 0, memory_order_release);
+    errno = saved;
+}
