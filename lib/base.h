@@ -45,8 +45,8 @@ static inline size_t tj_elem_bytes(tj_dtype d) { return tj_dtypes[d].block_bytes
 // All size arithmetic on user extents goes through these; false = negative input or overflow.
 bool tj_size_mul(int64_t a, int64_t b, int64_t *out);
 bool tj_size_add(int64_t a, int64_t b, int64_t *out);
-bool tj_numel(const int64_t *dims, size_t rank, int64_t *out);        // product of extents
-bool tj_tensor_bytes(tj_dtype d, int64_t numel, size_t *out);         // rounded up to whole blocks
+bool tj_numel(const int64_t *dims, size_t rank, int64_t *out); // product of extents
+bool tj_tensor_bytes(tj_dtype d, int64_t numel, size_t *out);  // rounded up to whole blocks
 // Row-major strides in elements of a contiguous tensor. Extents are known not to overflow.
 void tj_contiguous_strides(const int64_t *dims, size_t rank, int64_t *strides);
 

@@ -7,8 +7,8 @@ enum tj_cpu_level { TJ_CPU_PORTABLE, TJ_CPU_AVX2, TJ_CPU_AVX512 }; // AVX2 = AVX
 struct tj_cpu {
     enum tj_cpu_level level; // best the machine has, lowered by TRACEJIT_CPU
     bool avx512_bf16, vnni;
-    size_t l1, l2, l3;       // bytes of data cache one core sees
-    char name[64];           // model name
+    size_t l1, l2, l3; // bytes of data cache one core sees
+    char name[64];     // model name
 };
 // level_name: "" = best; "portable", "avx2", "avx512" = force (never above what the machine has).
 void tj_cpu_detect(const char *level_name, struct tj_cpu *out);

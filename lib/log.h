@@ -3,17 +3,37 @@
 #define TJ_LIB_LOG_H
 #include "base.h"
 
-enum tj_log_topic { TJ_LOG_RECOMPILES, TJ_LOG_BREAKS, TJ_LOG_FUSION, TJ_LOG_KERNELS, TJ_LOG_CACHE, TJ_LOG_TRACE, TJ_LOG_MEMORY, TJ_LOG_ERRORS, TJ_LOG_TOPICS };
+enum tj_log_topic {
+    TJ_LOG_RECOMPILES,
+    TJ_LOG_BREAKS,
+    TJ_LOG_FUSION,
+    TJ_LOG_KERNELS,
+    TJ_LOG_CACHE,
+    TJ_LOG_TRACE,
+    TJ_LOG_MEMORY,
+    TJ_LOG_ERRORS,
+    TJ_LOG_TOPICS
+};
 
 struct tj_env {
-    uint32_t log;        // bit per tj_log_topic; "all" sets every bit
-    bool disable;        // TRACEJIT_DISABLE=1: every op is a single-op run
-    char dump[512];      // TRACEJIT_DUMP directory, "" when unset
-    char llvm[512];      // TRACEJIT_LLVM: path of the compiler module, "" for the default search
-    char cpu[64];        // TRACEJIT_CPU: portable, avx2, avx512: forces a feature level; "" for the best
-    uint32_t kill;       // bit per TRACEJIT_NO=<name,...> optimisation switch, see tj_kill
+    uint32_t log;   // bit per tj_log_topic; "all" sets every bit
+    bool disable;   // TRACEJIT_DISABLE=1: every op is a single-op run
+    char dump[512]; // TRACEJIT_DUMP directory, "" when unset
+    char llvm[512]; // TRACEJIT_LLVM: path of the compiler module, "" for the default search
+    char cpu[64];   // TRACEJIT_CPU: portable, avx2, avx512: forces a feature level; "" for the best
+    uint32_t kill;  // bit per TRACEJIT_NO=<name,...> optimisation switch, see tj_kill
 };
-enum tj_kill { TJ_KILL_FUSE, TJ_KILL_EPILOGUE, TJ_KILL_SIMPLIFY, TJ_KILL_PREPACK, TJ_KILL_REUSE, TJ_KILL_JIT, TJ_KILL_STREAM, TJ_KILL_THREADS, TJ_KILLS };
+enum tj_kill {
+    TJ_KILL_FUSE,
+    TJ_KILL_EPILOGUE,
+    TJ_KILL_SIMPLIFY,
+    TJ_KILL_PREPACK,
+    TJ_KILL_REUSE,
+    TJ_KILL_JIT,
+    TJ_KILL_STREAM,
+    TJ_KILL_THREADS,
+    TJ_KILLS
+};
 // Names: fuse, epilogue, simplify, prepack, reuse, jit, stream, threads. Unknown words are reported once to stderr.
 void tj_env_read(struct tj_env *e);
 static inline bool tj_env_off(const struct tj_env *e, enum tj_kill k) { return e->kill >> k & 1; }

@@ -1,8 +1,8 @@
 // lib/threads.h: mutexes, the clock, processor count, and the thread pool.
 #ifndef TJ_LIB_THREADS_H
 #define TJ_LIB_THREADS_H
-#include <pthread.h>
 #include "base.h"
+#include <pthread.h>
 
 typedef pthread_mutex_t tj_mutex;
 static inline void tj_lock(tj_mutex *m) { (void)pthread_mutex_lock(m); }
@@ -16,19 +16,24 @@ int tj_cgroup_cpus(const char *self, const char *mount);
 // returns when all are done. Tasks may run in any order or one at a time. Calls from several threads are
 // legal: whoever finds the pool busy runs its tasks on its own thread. Calls from inside a task run inline.
 // Workers start at the first parallel call, are named "tracejit-N", block every signal
-// but the synchronous faults (a host's crash handler still sees those), take over the default floating-point environment, spin briefly after work (not when the machine has one processor),
-// then sleep on a futex. After fork the child's pool has no workers and runs inline until new ones start.
+// but the synchronous faults (a host's crash handler still sees those), take over the default floating-point
+// environment, spin briefly after work (not when the machine has one processor), then sleep on a futex. After fork the
+// child's pool has no workers and runs inline until new ones start.
 struct tj_pool;
 typedef void (*tj_task)(void *arg, size_t i);
 // threads: total including the caller, 0 = tj_cpu_count(). With host_for, the pool only forwards to it.
-struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *user, size_t n, tj_task body, void *arg), void *user);
+struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *user, size_t n, tj_task body, void *arg),
+                               void *user);
 void tj_pool_destroy(struct tj_pool *p); // joins; no call may be in flight
 int tj_pool_threads(const struct tj_pool *p);
 void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg);
 
 // Floating-point environment: kernels run with round-to-nearest, no FTZ/DAZ, exceptions masked.
 // Enter saves the caller's control word, leave restores it. Cheap (two instructions) when already default.
-typedef struct { uint64_t saved; bool changed; } tj_fpenv;
+typedef struct {
+    uint64_t saved;
+    bool changed;
+} tj_fpenv;
 void tj_fpenv_enter(tj_fpenv *e);
 void tj_fpenv_leave(const tj_fpenv *e);
 #endif

@@ -1,0 +1,38 @@
+// jit/expr.h: extents, strides and offsets of a plan as expressions over symbols; constants are the special case.
+//
+// Symbols are read from the leaves and parameters of a run; expressions are hash-consed, operands before users, and
+// folded when made: an expression without a symbol is a constant. A plan evaluates all of them in one forward pass.
+#ifndef TJ_JIT_EXPR_H
+#define TJ_JIT_EXPR_H
+#include "../lib/arena.h"
+#include "../trace/ir.h"
+
+typedef uint32_t tj_ex; // index into the table. 0 is the constant 0, 1 the constant 1.
+enum tj_ex_op {
+    TJ_EX_CONST,  // value
+    TJ_EX_EXTENT, // extent of dim b of leaf a
+    TJ_EX_STRIDE, // stride in elements of dim b of leaf a
+    TJ_EX_PARAM,  // integer parameter a
+    TJ_EX_ADD, TJ_EX_SUB, TJ_EX_MUL, // exact in int64; overflow is checked when evaluated
+    TJ_EX_DIV,    // floor division by a positive
+    TJ_EX_MAX, TJ_EX_MIN,
+};
+struct tj_ex_node { uint8_t op; uint32_t a, b; int64_t value; /* CONST: value; else the value at the recorded sizes (hint) */ };
+struct tj_exprs {
+    struct tj_ex_node *nodes; uint32_t n, cap;
+    uint32_t *table; uint32_t tablesize;
+    bool failed; // out of memory or overflow; checked once at the end
+};
+void tj_exprs_init(struct tj_exprs *x);
+void tj_exprs_free(struct tj_exprs *x);
+tj_ex tj_ex_const(struct tj_exprs *x, int64_t v);
+tj_ex tj_ex_sym(struct tj_exprs *x, enum tj_ex_op op, uint32_t a, uint32_t b, int64_t hint);
+tj_ex tj_ex_bin(struct tj_exprs *x, enum tj_ex_op op, tj_ex a, tj_ex b);
+static inline bool tj_ex_is_const(const struct tj_exprs *x, tj_ex e) { return x->nodes[e].op == TJ_EX_CONST; }
+static inline int64_t tj_ex_hint(const struct tj_exprs *x, tj_ex e) { return x->nodes[e].value; }
+static inline bool tj_ex_known(const struct tj_exprs *x, tj_ex e, int64_t v) { return tj_ex_is_const(x, e) && x->nodes[e].value == v; }
+void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap); // "x0.1*4"
+// Evaluates all n nodes into out[]; false on overflow.
+struct tj_run_args;
+bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int64_t *out);
+#endif

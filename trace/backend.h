@@ -1,0 +1,60 @@
+// trace/backend.h: what the trace layer asks of a compiler and of the interpreter. jit/ implements it; trace/ never includes jit/.
+#ifndef TJ_TRACE_BACKEND_H
+#define TJ_TRACE_BACKEND_H
+#include "tensor.h"
+
+// A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are the
+// last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result.
+// Order contract: a kernel that reads a leaf's old content runs before the one that overwrites it.
+struct tj_segment {
+    const struct tj_trace *trace;
+    const tj_ref *outs; uint32_t nouts;
+    const tj_ref *writes; uint32_t nwrites;
+    const char *name;       // region name, for dumps and kernel names
+    int threads;            // at most this many; 0: the pool's
+    uint8_t math;           // enum trace_math
+    uint8_t precision;      // enum trace_precision
+    bool symbolic;          // extents other than 1 are symbols: one plan for all sizes (single-op runs)
+};
+// First data error of a run. Kernels set it with one compare-exchange on `set`.
+struct tj_data_error {
+    _Atomic uint32_t set;   // 0, 1 claimed, 2 filled
+    tj_ref node;            // node of the segment's trace
+    int32_t kind;           // TJ_DATA_*
+    int64_t index, extent;  // offending value, and the extent it had to be under (0 for division)
+};
+enum { TJ_DATA_INDEX, TJ_DATA_DIVISION, TJ_DATA_POWER };
+struct tj_run_args {
+    trace_context *ctx;
+    const struct tj_leaf *leaves;    // as in the segment's trace, tensors of this run
+    const struct tj_param *params;
+    struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
+    struct tj_data_error *err;
+    uint64_t *launches, *bytes_moved, *interpreted; // run statistics, added to
+};
+struct tj_plan; // compiled segment: immutable, counted, runs on any number of threads at once
+struct tj_plan_info {
+    uint32_t ops, kernels, new_kernels, fused_away;
+    uint64_t bytes_code, bytes_workspace, bytes_moved; // moved: a run's reads and writes, from shapes
+    uint64_t schedule_ns, emit_ns, codegen_ns;
+};
+struct tj_backend {
+    const char *name;
+    // State of one context; TRACE_ERR_UNAVAILABLE when the compiler is missing (programs then run in the interpreter).
+    tj_status (*create)(trace_context *ctx, void **state);
+    void (*destroy)(void *state);
+    tj_status (*compile)(void *state, const struct tj_segment *seg, struct tj_plan **plan, struct tj_plan_info *info);
+    // All allocations happen before the first launch; a failure of those leaves leaves untouched.
+    tj_status (*run)(struct tj_plan *plan, const struct tj_run_args *args);
+    // symbolic plans: whether the plan serves these extents (guards hold)
+    bool (*serves)(const struct tj_plan *plan, const struct tj_trace *trace);
+    void (*release)(struct tj_plan *plan);
+    void (*packed_free)(struct tj_storage *st);
+    void (*describe)(const struct tj_plan *plan, struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
+    void (*compiler_name)(void *state, char *buf, size_t cap);          // "LLVM 22.1.8, avx2", or why there is none
+};
+extern const struct tj_backend tj_backend_cpu; // jit/backend_cpu.c, or jit/backend_none.c
+
+// The compiler-free tier: runs the segment op by op. Same contract as run.
+tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *args);
+#endif

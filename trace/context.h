@@ -1,0 +1,101 @@
+// trace/context.h: context, region and run: what the public objects hold.
+#ifndef TJ_TRACE_CONTEXT_H
+#define TJ_TRACE_CONTEXT_H
+#include "../lib/cpu.h"
+#include "../lib/log.h"
+#include "../lib/threads.h"
+#include "backend.h"
+
+#define TJ_STATS(X) X(runs) X(records) X(replays) X(hits) X(misses) X(graphs) X(kernels) X(recompiles) X(breaks) X(evictions) \
+    X(errors) X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) X(emit_ns) \
+    X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed) X(fused_away) X(padding_bytes)
+struct tj_counters {
+#define X(f) _Atomic uint64_t f;
+    TJ_STATS(X)
+#undef X
+};
+#define TJ_COUNT_UP(c, f, n) atomic_fetch_add_explicit(&(c)->f, (n), memory_order_relaxed)
+
+struct trace_context {
+    atomic_int refs;               // user handle, regions, tensors, storages
+    trace_context_options opt;     // as given, defaults filled
+    struct tj_env env;
+    struct tj_cpu cpu;
+    struct tj_pool *pool;
+    tj_mutex lock;                 // guards the lists below; never held while compiling or running
+    struct trace_tensor *tensors;  // live handles, for the leak report
+    struct trace_region *regions;  // live regions, for reports
+    struct trace_region *eager;    // hidden region of single-op runs
+    const struct tj_backend *backend;
+    void *backend_state;           // NULL when the compiler is unavailable
+    char backend_why[256];         // why it is unavailable
+    atomic_bool fallback_reported;
+    atomic_int running;            // runs in flight, for shutdown
+    atomic_bool shut;
+    struct tj_counters count;
+    char describe[256];
+    struct tj_buffer_cache *buffers; // released tensor memory and handles, reused (trace/tensor.c)
+};
+// Memory of tensors and workspaces through the host's allocator; counted in bytes_live; NULL + error on failure.
+void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
+void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
+void tj_context_retain(trace_context *ctx);
+// Sends an event: counters, log line, callback. where may be {NULL,0}.
+void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where, int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
+
+// ---- runs: one pass of a thread through a region ---------------------------------------------------------------------
+
+enum tj_value_state { TJ_V_PENDING, TJ_V_STORED /* result kept in a tensor */, TJ_V_DEAD /* rolled back */ };
+struct tj_value {
+    uint8_t state;                // enum tj_value_state
+    bool ended;                   // host released it: not stored at a break
+    uint32_t count;               // host references
+    struct trace_tensor *tensor;  // STORED: holds a reference
+    tj_ref root;                  // memory this value aliases: a LEAF or a computed value; itself when it owns its content
+    tj_ref latest;                // of a root: the value with its current content (UPDATE), itself when never written
+};
+struct tj_run {
+    struct trace_region *region;  // outermost
+    trace_context *ctx;
+    uint64_t generation;          // in every handle of this run
+    struct tj_trace trace;        // everything recorded in this run
+    struct tj_value *values; uint32_t capvalues; // one a node
+    uint32_t *intern; uint32_t internsize;       // open-addressed table of node indices, stamped
+    bool written;                 // some memory was written: handles resolve to the current content
+    bool broke;                   // a break has run part of the trace
+    bool eager;                   // TRACE_MODE_EAGER scope: ops run at once
+    bool compile_only;            // a placeholder is among the inputs
+    tj_status failed;             // first error; later ops return NULL
+    char error[TJ_ERROR_MAX];     // its text
+    struct tj_loc begin;
+    uint64_t begin_ns;
+    struct tj_scope *scopes; uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)
+    struct tj_run *next;          // free list of the region
+    void *extra;                  // trace/region.c's own per-run state
+};
+// The calling thread's open run, or NULL.
+extern _Thread_local struct tj_run *tj_current;
+
+// Handles of recorded values: bit 0 = 1, bits 1..24 node index + 1, bits 25..63 generation. Never all ones.
+static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {
+    return (trace_tensor *)(uintptr_t)(1u | (uint64_t)(n + 1) << 1 | r->generation << 25);
+}
+#define TJ_MAX_NODES ((1u << 24) - 4)
+
+// Fails the current run (keeps the first error) or, outside one, just the calling thread. The text names op and place:
+// "<op> (<file>:<line>): <message>". Returns st.
+tj_status tj_op_fail(tj_status st, const char *op, struct tj_loc loc, const char *fmt, ...) TJ_PRINTF(4, 5);
+
+// ---- between record (trace/record*.c) and region (trace/region*.c) -----------------------------------------------------
+
+// The node a handle stands for in the current run, resolved to the current content of its memory; a real tensor becomes
+// (or is found as) a leaf. TJ_NIL with the error set when the handle is NULL, stale, of another context, or failed.
+tj_ref tj_resolve(struct tj_run *run, trace_tensor *t, const char *op, struct tj_loc loc);
+tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input); // input: declared index + 1 or 0
+// Memory roots written so far whose root is a leaf: fills refs of their latest UPDATE (at most cap), returns how many.
+uint32_t tj_run_writes(struct tj_run *run, tj_ref *out, uint32_t cap);
+// Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns the
+// owned tensor of `result` (or, for in-place ops, target itself); both are called by the recorder around each op.
+struct tj_run *tj_eager_begin(trace_context *ctx, const char *op, struct tj_loc loc);
+trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target);
+#endif

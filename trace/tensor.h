@@ -1,0 +1,53 @@
+// trace/tensor.h: tensors and the storage behind them.
+#ifndef TJ_TRACE_TENSOR_H
+#define TJ_TRACE_TENSOR_H
+#include <stdatomic.h>
+#include "ir.h"
+
+enum {
+    TJ_ST_OWNED = 1,       // memory is the library's
+    TJ_ST_READONLY = 2,    // writing is an error
+    TJ_ST_STABLE = 4,      // changes only through the library or trace_modified: may be prepacked
+    TJ_ST_PLACEHOLDER = 8, // no memory
+};
+// Memory shared by the tensors that view it.
+struct tj_storage {
+    atomic_int refs;
+    atomic_int readers;       // runs in flight that read it
+    uint32_t flags;           // TJ_ST_*
+    trace_context *ctx;       // holds a reference
+    unsigned char *data;      // NULL for a placeholder and for zero bytes
+    size_t bytes;             // allocated (owned) or spanned (borrowed)
+    _Atomic uint64_t version; // one more with every write; packed weights are keyed on it
+    void (*done)(void *user); // borrowed memory: told once when the last user has gone
+    void *user;
+    _Atomic(void *) packed;   // jit's repacked copies (struct tj_packed list), freed with the storage by ctx->backend->packed_free
+};
+// The public handle. Always at least 8-aligned, so bit 0 tells recorded values apart.
+struct trace_tensor {
+    atomic_int refs;
+    uint8_t dtype, rank;
+    tj_layout layout;         // class of strides, kept with dims
+    uint32_t state;           // TJ_T_*
+    int64_t numel;
+    int64_t offset;           // elements from storage->data
+    int64_t dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
+    struct tj_storage *st;    // holds a reference; NULL while deferred
+    const char *op;           // who made it ("from", "add"), for leak reports
+    struct tj_loc loc;        // where
+    struct trace_tensor *prev, *next; // live list of the context
+};
+enum { TJ_T_READY, TJ_T_DEFERRED /* item_later before the end of its run */, TJ_T_FAILED };
+
+static inline void *tj_tensor_data(const struct trace_tensor *t) {
+    return t->st->data ? t->st->data + t->offset * (int64_t)tj_elem_bytes((tj_dtype)t->dtype) : NULL;
+}
+static inline bool tj_is_value(const trace_tensor *t) { return (uintptr_t)t & 1; } // recorded value (or TRACE_NONE)
+// Fresh contiguous tensor with uninitialised memory of its own; NULL and an error on failure. Storage memory comes from
+// the context's cache of released buffers when one fits.
+struct trace_tensor *tj_tensor_new(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op, struct tj_loc loc);
+// A view: shares st (takes a reference of its own).
+struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int64_t *dims, const int64_t *strides, size_t rank, int64_t offset, const char *op, struct tj_loc loc);
+// Copies between any two layouts of equal shape and dtype (plain loops).
+void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides, const int64_t *dims, size_t rank, size_t elem);
+#endif
