@@ -186,9 +186,14 @@ $$(D_$(1))/libtracejit-llvm.so: $$(OBJ_LLVM_$(1)) $$(LLVM_MODULE_EXTRA:%.c=$$(D_
 	$$(Q)$(CXX) $(SAN_$(1)) $(SOFLAGS) $(if $(SAN_$(1)),$(SAN_SO)) -Wl,--version-script=lib/module.map -o $$@ \
 	  $$(filter %.o,$$^) $$(LLVM_LIBS) $(LIBS)
 
-$$(TESTS_$(1)): $$(D_$(1))/%: $$(D_$(1))/tests/%.o $$(TEST_AUX:%.c=$$(D_$(1))/%.o) $$(D_$(1))/libtj.a
+# Helpers are an archive too: a test links those it calls.
+$$(D_$(1))/tests/libaux.a: $$(TEST_AUX:%.c=$$(D_$(1))/%.o)
+	@mkdir -p $$(@D); rm -f $$@
+	$$(Q)ar rcs $$@ $$^
+
+$$(TESTS_$(1)): $$(D_$(1))/%: $$(D_$(1))/tests/%.o $$(D_$(1))/tests/libaux.a $$(D_$(1))/libtj.a
 	$$(call say,LD,$$@)
-	$$(Q)$(CC) $(SAN_$(1)) -o $$@ $$(filter %.o,$$^) $$(D_$(1))/libtj.a $$(CHECK_LIBS) $(LIBS)
+	$$(Q)$(CC) $(SAN_$(1)) -o $$@ $$^ $$(CHECK_LIBS) $(LIBS)
 
 $$(D_$(1))/tests/embed/%: tests/embed/%.c $$(D_$(1))/libtracejit.so $(PUBLIC)
 	$$(call say,CCLD,$$@)

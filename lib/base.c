@@ -23,13 +23,9 @@ const size_t tj_dtype_count = TJ_COUNT(tj_dtypes);
 
 // ---- checked sizes --------------------------------------------------------------------------
 
-bool tj_size_mul(int64_t a, int64_t b, int64_t *out) {
-    return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out);
-}
+bool tj_size_mul(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out); }
 
-bool tj_size_add(int64_t a, int64_t b, int64_t *out) {
-    return a >= 0 && b >= 0 && !__builtin_add_overflow(a, b, out);
-}
+bool tj_size_add(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_add_overflow(a, b, out); }
 
 // An empty tensor's other extents must not overflow either: its strides are made of them.
 bool tj_numel(const int64_t *dims, size_t rank, int64_t *out) {

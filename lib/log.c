@@ -12,12 +12,14 @@
 #include <unistd.h>
 
 static const char *const topics[TJ_LOG_TOPICS] = {
-    [TJ_LOG_RECOMPILES] = "recompiles", [TJ_LOG_BREAKS] = "breaks", [TJ_LOG_FUSION] = "fusion", [TJ_LOG_KERNELS] = "kernels",
-    [TJ_LOG_CACHE] = "cache",           [TJ_LOG_TRACE] = "trace",   [TJ_LOG_MEMORY] = "memory", [TJ_LOG_ERRORS] = "errors",
+    [TJ_LOG_RECOMPILES] = "recompiles", [TJ_LOG_BREAKS] = "breaks", [TJ_LOG_FUSION] = "fusion",
+    [TJ_LOG_KERNELS] = "kernels",       [TJ_LOG_CACHE] = "cache",   [TJ_LOG_TRACE] = "trace",
+    [TJ_LOG_MEMORY] = "memory",         [TJ_LOG_ERRORS] = "errors",
 };
 static const char *const kills[TJ_KILLS] = {
-    [TJ_KILL_FUSE] = "fuse",   [TJ_KILL_EPILOGUE] = "epilogue", [TJ_KILL_SIMPLIFY] = "simplify", [TJ_KILL_PREPACK] = "prepack",
-    [TJ_KILL_REUSE] = "reuse", [TJ_KILL_JIT] = "jit",           [TJ_KILL_STREAM] = "stream",     [TJ_KILL_THREADS] = "threads",
+    [TJ_KILL_FUSE] = "fuse",       [TJ_KILL_EPILOGUE] = "epilogue", [TJ_KILL_SIMPLIFY] = "simplify",
+    [TJ_KILL_PREPACK] = "prepack", [TJ_KILL_REUSE] = "reuse",       [TJ_KILL_JIT] = "jit",
+    [TJ_KILL_STREAM] = "stream",   [TJ_KILL_THREADS] = "threads",
 };
 static const char *const levels[] = {"portable", "avx2", "avx512"};
 

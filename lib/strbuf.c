@@ -64,7 +64,11 @@ void tj_sb_puts(struct tj_strbuf *b, const char *s) { append(b, s, strlen(s)); }
 
 // Bytes of the well-formed UTF-8 sequence at s, 0 when there is none.
 static size_t utf8(const unsigned char *s) {
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] < 0xF5 ? 4 : 0;
+    size_t n = s[0] < 0x80                   ? 1
+               : s[0] >= 0xC2 && s[0] < 0xE0 ? 2
+               : (s[0] & 0xF0) == 0xE0       ? 3
+               : s[0] >= 0xF0 && s[0] < 0xF5 ? 4
+                                             : 0;
     for (size_t i = 1; i < n; i++) {
         if ((s[i] & 0xC0) != 0x80) {
             return 0;

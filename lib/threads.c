@@ -2,6 +2,7 @@
 #include "threads.h"
 
 #include <errno.h>
+#include <fenv.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -63,7 +64,8 @@ static int group_quota(const char *dir, bool v2) {
         }
     } else {
         snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
-        if (sscanf(text, "%lld", &quota) != 1 || !read_text(path, text, sizeof text) || sscanf(text, "%lld", &period) != 1) {
+        if (sscanf(text, "%lld", &quota) != 1 || !read_text(path, text, sizeof text) ||
+            sscanf(text, "%lld", &period) != 1) {
             return INT_MAX;
         }
     }
@@ -151,7 +153,6 @@ static uint64_t fp_get(void) {
 }
 static void fp_set(uint64_t v) { __asm__ volatile("msr fpcr, %0" : : "r"(v)); }
 #else
-#include <fenv.h>
 enum { FP_DEFAULT = FE_TONEAREST, FP_STATUS = 0 };
 static uint64_t fp_get(void) { return (uint64_t)fegetround(); }
 static void fp_set(uint64_t v) { (void)fesetround((int)v); }
@@ -287,7 +288,7 @@ static void *worker(void *arg) {
     char name[16];
     snprintf(name, sizeof name, "tracejit-%d", s.number);
     (void)pthread_setname_np(pthread_self(), name);
-    fp_set(FP_DEFAULT); // a thread starts with its creator's
+    (void)fesetenv(FE_DFL_ENV); // a thread starts with its creator's
     in_task = true;
     for (uint32_t seen = s.epoch;;) {
         if (!spin_while(&p->epoch, seen, p->spin_idle)) {
