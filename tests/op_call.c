@@ -11,19 +11,22 @@ typedef trace_tensor T;
 
 const struct op_attr *op_attr_find(const struct op_args *a, const char *name) {
     for (size_t i = 0; i < a->nattr; i++)
-        if (!strcmp(a->attr[i].name, name)) return &a->attr[i];
+        if (!strcmp(a->attr[i].name, name))
+            return &a->attr[i];
     return NULL;
 }
 
 int64_t op_attr_i(const struct op_args *a, const char *name, int64_t otherwise) {
     const struct op_attr *at = op_attr_find(a, name);
-    if (!at || !at->n) return otherwise;
+    if (!at || !at->n)
+        return otherwise;
     return at->kind == 'i' ? at->i[0] : (int64_t)at->f[0];
 }
 
 double op_attr_f(const struct op_args *a, const char *name, double otherwise) {
     const struct op_attr *at = op_attr_find(a, name);
-    if (!at || !at->n) return otherwise;
+    if (!at || !at->n)
+        return otherwise;
     return at->kind == 'i' ? (double)at->i[0] : at->f[0];
 }
 
@@ -37,7 +40,8 @@ static const int64_t *list(const struct op_args *a, const char *name, size_t *n)
 static const int64_t *pair(const struct op_args *a, const char *name, int64_t store[2]) {
     size_t n;
     const int64_t *v = list(a, name, &n);
-    if (!n) return NULL;
+    if (!n)
+        return NULL;
     store[0] = v[0];
     store[1] = n > 1 ? v[1] : v[0];
     return store;
@@ -55,15 +59,15 @@ bool op_dtype(const char *name, enum trace_dtype *d) {
 static enum trace_dtype dtype_attr(const struct op_args *a) {
     const struct op_attr *at = op_attr_find(a, "dtype");
     enum trace_dtype d = TRACE_F32;
-    if (at && at->kind == 's') (void)op_dtype(at->s, &d);
+    if (at && at->kind == 's')
+        (void)op_dtype(at->s, &d);
     return d;
 }
 
-static T *in(const struct op_args *a, size_t i) {
-    return i < a->nin ? a->in[i] : TRACE_NONE;
-}
+static T *in(const struct op_args *a, size_t i) { return i < a->nin ? a->in[i] : TRACE_NONE; }
 
-/* ---- ops with arguments of their own ------------------------------------------------------------------------------ */
+/* ---- ops with arguments of their own ------------------------------------------------------------------------------
+ */
 
 #define SPECIAL(name) static size_t call_##name(const struct op_args *a, T **out)
 #define ONE(expr) return out[0] = (expr), 1
@@ -77,24 +81,29 @@ SPECIAL(softplus) { ONE(trace_softplus(in(a, 0), op_attr_f(a, "beta", 1), op_att
 SPECIAL(to) { ONE(trace_to(in(a, 0), dtype_attr(a))); }
 SPECIAL(where) {
     const struct op_attr *s = op_attr_find(a, "scalar");
-    if (!s) ONE(trace_where(in(a, 0), in(a, 1), in(a, 2)));
+    if (!s)
+        ONE(trace_where(in(a, 0), in(a, 1), in(a, 2)));
     ONE(s->kind == 'i' ? trace_where_i(in(a, 0), in(a, 1), s->i[0]) : trace_where_f(in(a, 0), in(a, 1), s->f[0]));
 }
 SPECIAL(masked_fill) {
     const struct op_attr *s = op_attr_find(a, "scalar");
-    if (!s) return 0;
-    ONE(s->kind == 'i' ? trace_masked_fill_i(in(a, 0), in(a, 1), s->i[0]) : trace_masked_fill_f(in(a, 0), in(a, 1), s->f[0]));
+    if (!s)
+        return 0;
+    ONE(s->kind == 'i' ? trace_masked_fill_i(in(a, 0), in(a, 1), s->i[0])
+                       : trace_masked_fill_f(in(a, 0), in(a, 1), s->f[0]));
 }
 SPECIAL(clamp) {
     const struct op_attr *lo = op_attr_find(a, "min"), *hi = op_attr_find(a, "max");
-    if (!lo && !hi) ONE(trace_clamp(in(a, 0), in(a, 1), in(a, 2)));
+    if (!lo && !hi)
+        ONE(trace_clamp(in(a, 0), in(a, 1), in(a, 2)));
     if ((!lo || lo->kind == 'i') && (!hi || hi->kind == 'i'))
         ONE(trace_clamp_i(in(a, 0), lo ? lo->i[0] : INT64_MIN, hi ? hi->i[0] : INT64_MAX));
     ONE(trace_clamp_f(in(a, 0), op_attr_f(a, "min", -INFINITY), op_attr_f(a, "max", INFINITY)));
 }
 SPECIAL(fill_) {
     const struct op_attr *s = op_attr_find(a, "scalar");
-    if (!s) return 0;
+    if (!s)
+        return 0;
     ONE(s->kind == 'i' ? trace_fill_i_(in(a, 0), s->i[0]) : trace_fill_f_(in(a, 0), s->f[0]));
 }
 SPECIAL(index_copy_) { ONE(trace_index_copy_(in(a, 0), op_attr_i(a, "dim", 0), in(a, 1), in(a, 2))); }
@@ -146,7 +155,8 @@ SPECIAL(unsqueeze) { ONE(trace_unsqueeze(in(a, 0), op_attr_i(a, "dim", 0))); }
 SPECIAL(as_strided) {
     size_t n, m;
     const int64_t *d = list(a, "dims", &n), *s = list(a, "strides", &m);
-    if (n != m) return 0;
+    if (n != m)
+        return 0;
     ONE(trace_as_strided(in(a, 0), d, s, n, op_attr_i(a, "offset", 0)));
 }
 SPECIAL(diagonal) {
@@ -161,8 +171,9 @@ SPECIAL(pad) {
     size_t n;
     const int64_t *p = list(a, "pad", &n);
     const struct op_attr *m = op_attr_find(a, "mode");
-    int mode = m && !strcmp(m->s, "reflect") ? TRACE_PAD_REFLECT
-               : m && !strcmp(m->s, "replicate") ? TRACE_PAD_REPLICATE : TRACE_PAD_CONSTANT;
+    int mode = m && !strcmp(m->s, "reflect")     ? TRACE_PAD_REFLECT
+               : m && !strcmp(m->s, "replicate") ? TRACE_PAD_REPLICATE
+                                                 : TRACE_PAD_CONSTANT;
     ONE(trace_pad(in(a, 0), p, n, mode, op_attr_f(a, "value", 0)));
 }
 SPECIAL(gather) { ONE(trace_gather(in(a, 0), op_attr_i(a, "dim", 0), in(a, 1))); }
@@ -196,8 +207,10 @@ SPECIAL(full) {
     size_t n;
     const int64_t *d = list(a, "dims", &n);
     const struct op_attr *v = op_attr_find(a, "value");
-    if (!v) return 0;
-    ONE(v->kind == 'i' ? trace_full_i(a->ctx, d, n, v->i[0], dtype_attr(a)) : trace_full_f(a->ctx, d, n, v->f[0], dtype_attr(a)));
+    if (!v)
+        return 0;
+    ONE(v->kind == 'i' ? trace_full_i(a->ctx, d, n, v->i[0], dtype_attr(a))
+                       : trace_full_f(a->ctx, d, n, v->f[0], dtype_attr(a)));
 }
 SPECIAL(zeros) {
     size_t n;
@@ -213,52 +226,165 @@ SPECIAL(ones) {
 static size_t pieces(const struct op_args *a, int64_t each, int64_t *dim) {
     *dim = op_attr_i(a, "dim", 0);
     int64_t n = trace_size(in(a, 0), *dim);
-    if (n < 0 || each < 1 || (n + each - 1) / each > OP_MAX_OUT) return 0;
+    if (n < 0 || each < 1 || (n + each - 1) / each > OP_MAX_OUT)
+        return 0;
     return n ? (size_t)((n + each - 1) / each) : 1;
 }
 SPECIAL(split) {
     int64_t dim, each = op_attr_i(a, "split_size", 1);
     size_t n = pieces(a, each, &dim);
-    if (n && trace_split_at(in(a, 0), each, dim, out, n, __FILE__, __LINE__) != TRACE_OK) memset(out, 0, n * sizeof *out);
+    if (n && trace_split_at(in(a, 0), each, dim, out, n, __FILE__, __LINE__) != TRACE_OK)
+        memset(out, 0, n * sizeof *out);
     return n;
 }
 SPECIAL(chunk) {
     int64_t dim = op_attr_i(a, "dim", 0), chunks = op_attr_i(a, "chunks", 1), extent = trace_size(in(a, 0), dim);
-    if (chunks < 1 || extent < 0) return 0;
+    if (chunks < 1 || extent < 0)
+        return 0;
     size_t n = pieces(a, extent ? (extent + chunks - 1) / chunks : 1, &dim);
-    if (n && trace_chunk_at(in(a, 0), chunks, dim, out, n, __FILE__, __LINE__) != TRACE_OK) memset(out, 0, n * sizeof *out);
+    if (n && trace_chunk_at(in(a, 0), chunks, dim, out, n, __FILE__, __LINE__) != TRACE_OK)
+        memset(out, 0, n * sizeof *out);
     return n;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table ----------------------------------------------------------------------------------------------------
+ */
 
-#define U(n) {.name = #n, .shape = OP_UNARY, .unary = trace_##n}
-#define B(n) {.name = #n, .shape = OP_BINARY, .binary = trace_##n}
-#define BFI(n) {.name = #n, .shape = OP_BINARY, .binary = trace_##n, .with_f = trace_##n##_f, .with_i = trace_##n##_i}
-#define BFI_(n) {.name = #n "_", .shape = OP_BINARY, .binary = trace_##n##_, .with_f = trace_##n##_f_, .with_i = trace_##n##_i_}
-#define BI(n) {.name = #n, .shape = OP_BINARY, .binary = trace_##n, .with_i = trace_##n##_i}
-#define R(n) {.name = #n, .shape = OP_REDUCE, .reduce = trace_##n}
-#define S(n) {.name = #n, .shape = OP_SPECIAL, .special = call_##n}
+#define U(n)                                                                                                           \
+    { .name = #n, .shape = OP_UNARY, .unary = trace_##n }
+#define B(n)                                                                                                           \
+    { .name = #n, .shape = OP_BINARY, .binary = trace_##n }
+#define BFI(n)                                                                                                         \
+    { .name = #n, .shape = OP_BINARY, .binary = trace_##n, .with_f = trace_##n##_f, .with_i = trace_##n##_i }
+#define BFI_(n)                                                                                                        \
+    { .name = #n "_", .shape = OP_BINARY, .binary = trace_##n##_, .with_f = trace_##n##_f_, .with_i = trace_##n##_i_ }
+#define BI(n)                                                                                                          \
+    { .name = #n, .shape = OP_BINARY, .binary = trace_##n, .with_i = trace_##n##_i }
+#define R(n)                                                                                                           \
+    { .name = #n, .shape = OP_REDUCE, .reduce = trace_##n }
+#define S(n)                                                                                                           \
+    { .name = #n, .shape = OP_SPECIAL, .special = call_##n }
 const struct op_entry op_table[] = {
-    U(neg), U(abs), U(sign), U(floor), U(ceil), U(trunc), U(round), U(frac), U(reciprocal), U(square), U(sqrt), U(rsqrt), U(exp),
-    U(log), U(sin), U(cos), U(tanh), U(erf), U(sigmoid), U(relu), U(relu6), U(silu), U(logical_not), U(bitwise_not), U(isnan),
-    U(isinf), U(contiguous), U(clone),
-    BFI(add), BFI(sub), BFI(mul), BFI(div), BFI(floor_divide), BFI(remainder), BFI(fmod), BFI(pow), B(maximum), B(minimum),
-    BFI(eq), BFI(ne), BFI(lt), BFI(le), BFI(gt), BFI(ge), B(logical_and), B(logical_or), B(logical_xor), BI(bitwise_and),
-    BI(bitwise_or), BI(bitwise_xor), {.name = "rsub", .shape = OP_BINARY, .with_f = trace_rsub_f, .with_i = trace_rsub_i},
-    BFI_(add), BFI_(sub), BFI_(mul), BFI_(div), B(copy_), B(matmul), B(bmm), B(embedding),
-    R(sum), R(mean), R(amax), R(amin), R(any), R(all),
-    S(gelu), S(softplus), S(to), S(where), S(masked_fill), S(clamp), S(fill_), S(index_copy_), S(var), S(argmax), S(argmin),
-    S(softmax), S(log_softmax), S(layer_norm), S(rms_norm), S(batch_norm), S(cross_entropy), S(reshape), S(permute), S(expand),
-    S(flip), S(flatten), S(transpose), S(narrow), S(select), S(slice), S(squeeze), S(unsqueeze), S(as_strided), S(diagonal),
-    S(unfold), S(cat), S(stack), S(pad), S(gather), S(index_select), S(linear), S(conv2d), S(scaled_dot_product_attention),
-    S(max_pool2d), S(avg_pool2d), S(gru_cell), S(arange), S(full), S(zeros), S(ones), S(split), S(chunk),
+    U(neg),
+    U(abs),
+    U(sign),
+    U(floor),
+    U(ceil),
+    U(trunc),
+    U(round),
+    U(frac),
+    U(reciprocal),
+    U(square),
+    U(sqrt),
+    U(rsqrt),
+    U(exp),
+    U(log),
+    U(sin),
+    U(cos),
+    U(tanh),
+    U(erf),
+    U(sigmoid),
+    U(relu),
+    U(relu6),
+    U(silu),
+    U(logical_not),
+    U(bitwise_not),
+    U(isnan),
+    U(isinf),
+    U(contiguous),
+    U(clone),
+    BFI(add),
+    BFI(sub),
+    BFI(mul),
+    BFI(div),
+    BFI(floor_divide),
+    BFI(remainder),
+    BFI(fmod),
+    BFI(pow),
+    B(maximum),
+    B(minimum),
+    BFI(eq),
+    BFI(ne),
+    BFI(lt),
+    BFI(le),
+    BFI(gt),
+    BFI(ge),
+    B(logical_and),
+    B(logical_or),
+    B(logical_xor),
+    BI(bitwise_and),
+    BI(bitwise_or),
+    BI(bitwise_xor),
+    {.name = "rsub", .shape = OP_BINARY, .with_f = trace_rsub_f, .with_i = trace_rsub_i},
+    BFI_(add),
+    BFI_(sub),
+    BFI_(mul),
+    BFI_(div),
+    B(copy_),
+    B(matmul),
+    B(bmm),
+    B(embedding),
+    R(sum),
+    R(mean),
+    R(amax),
+    R(amin),
+    R(any),
+    R(all),
+    S(gelu),
+    S(softplus),
+    S(to),
+    S(where),
+    S(masked_fill),
+    S(clamp),
+    S(fill_),
+    S(index_copy_),
+    S(var),
+    S(argmax),
+    S(argmin),
+    S(softmax),
+    S(log_softmax),
+    S(layer_norm),
+    S(rms_norm),
+    S(batch_norm),
+    S(cross_entropy),
+    S(reshape),
+    S(permute),
+    S(expand),
+    S(flip),
+    S(flatten),
+    S(transpose),
+    S(narrow),
+    S(select),
+    S(slice),
+    S(squeeze),
+    S(unsqueeze),
+    S(as_strided),
+    S(diagonal),
+    S(unfold),
+    S(cat),
+    S(stack),
+    S(pad),
+    S(gather),
+    S(index_select),
+    S(linear),
+    S(conv2d),
+    S(scaled_dot_product_attention),
+    S(max_pool2d),
+    S(avg_pool2d),
+    S(gru_cell),
+    S(arange),
+    S(full),
+    S(zeros),
+    S(ones),
+    S(split),
+    S(chunk),
 };
 const size_t op_table_size = sizeof op_table / sizeof op_table[0];
 
 const struct op_entry *op_find(const char *name) {
     for (size_t i = 0; i < op_table_size; i++)
-        if (!strcmp(op_table[i].name, name)) return &op_table[i];
+        if (!strcmp(op_table[i].name, name))
+            return &op_table[i];
     return NULL;
 }
 
@@ -273,8 +399,10 @@ size_t op_call(const struct op_entry *e, const struct op_args *a, T *out[OP_MAX_
     switch (e->shape) {
     case OP_UNARY: ONE(e->unary(in(a, 0)));
     case OP_BINARY:
-        if (!s) return e->binary ? (out[0] = e->binary(in(a, 0), in(a, 1)), 1) : 0;
-        if (s->kind == 'i') return e->with_i ? (out[0] = e->with_i(in(a, 0), s->i[0]), 1) : 0;
+        if (!s)
+            return e->binary ? (out[0] = e->binary(in(a, 0), in(a, 1)), 1) : 0;
+        if (s->kind == 'i')
+            return e->with_i ? (out[0] = e->with_i(in(a, 0), s->i[0]), 1) : 0;
         return e->with_f ? (out[0] = e->with_f(in(a, 0), s->f[0]), 1) : 0;
     case OP_REDUCE: {
         const int64_t *d = list(a, "dims", &n);
@@ -285,7 +413,8 @@ size_t op_call(const struct op_entry *e, const struct op_args *a, T *out[OP_MAX_
     return 0;
 }
 
-/* ---- elements ----------------------------------------------------------------------------------------------------- */
+/* ---- elements -----------------------------------------------------------------------------------------------------
+ */
 
 size_t op_dtype_size(enum trace_dtype d) {
     switch (d) {
@@ -309,7 +438,8 @@ static double half_to_double(uint16_t h) {
 
 /* Rounds to a float of mant fraction bits, exponents emin (smallest normal) to emax. */
 static double round_to(double v, int mant, int emin, int emax) {
-    if (v == 0 || !isfinite(v)) return v;
+    if (v == 0 || !isfinite(v))
+        return v;
     int e;
     (void)frexp(v, &e);
     e = e - 1 < emin ? emin : e - 1;
@@ -319,10 +449,13 @@ static double round_to(double v, int mant, int emin, int emax) {
 
 static uint16_t double_to_half(double v) {
     uint16_t s = signbit(v) ? 0x8000 : 0;
-    if (isnan(v)) return 0x7e00;
+    if (isnan(v))
+        return 0x7e00;
     v = fabs(round_to(v, 10, -14, 15));
-    if (isinf(v)) return (uint16_t)(s | 0x7c00);
-    if (v < ldexp(1, -14)) return (uint16_t)(s | (uint16_t)ldexp(v, 24));
+    if (isinf(v))
+        return (uint16_t)(s | 0x7c00);
+    if (v < ldexp(1, -14))
+        return (uint16_t)(s | (uint16_t)ldexp(v, 24));
     int e;
     double m = frexp(v, &e);
     return (uint16_t)(s | (uint16_t)((e + 14) << 10) | ((uint16_t)ldexp(m, 11) & 1023));

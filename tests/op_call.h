@@ -9,8 +9,8 @@
 
 struct op_attr {
     char name[24];
-    char kind;  /* 'i' integers, 'f' doubles, 's' one word */
-    size_t n;   /* values, at most 16 */
+    char kind; /* 'i' integers, 'f' doubles, 's' one word */
+    size_t n;  /* values, at most 16 */
     int64_t i[16];
     double f[16];
     char s[24];
@@ -25,10 +25,10 @@ struct op_args {
 
 /* What an op takes, for callers that make up arguments. */
 enum op_shape {
-    OP_UNARY,    /* x */
-    OP_BINARY,   /* a, b; or a and attr scalar */
-    OP_REDUCE,   /* x, attrs dims, keepdim */
-    OP_SPECIAL   /* see op_call.c */
+    OP_UNARY,  /* x */
+    OP_BINARY, /* a, b; or a and attr scalar */
+    OP_REDUCE, /* x, attrs dims, keepdim */
+    OP_SPECIAL /* see op_call.c */
 };
 struct op_entry {
     const char *name;

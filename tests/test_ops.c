@@ -1,5 +1,5 @@
-/* Golden values of single ops (tests/oracle/ops.txt, whose format oracle/make_ops.py describes): each case runs eagerly,
- * in a region twice, and in the interpreter tier, eagerly and in a region. One libcheck test an op. */
+/* Golden values of single ops (tests/oracle/ops.txt, whose format oracle/make_ops.py describes): each case runs
+ * eagerly, in a region twice, and in the interpreter tier, eagerly and in a region. One libcheck test an op. */
 #include "op_call.h"
 
 #include <check.h>
@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the file ----------------------------------------------------------------------------------------------------- */
+/* ---- the file -----------------------------------------------------------------------------------------------------
+ */
 
 struct data {
     const char *name, *hex;
@@ -53,10 +54,12 @@ static int line_no;
 
 static char *read_file(const char *path, size_t *size) {
     FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
+    if (!f)
+        return NULL;
     char *text = NULL;
     long n = -1;
-    if (fseek(f, 0, SEEK_END) == 0 && (n = ftell(f)) >= 0 && fseek(f, 0, SEEK_SET) == 0 && (text = malloc((size_t)n + 1))) {
+    if (fseek(f, 0, SEEK_END) == 0 && (n = ftell(f)) >= 0 && fseek(f, 0, SEEK_SET) == 0 &&
+        (text = malloc((size_t)n + 1))) {
         *size = fread(text, 1, (size_t)n, f);
         text[*size] = 0;
     }
@@ -64,16 +67,15 @@ static char *read_file(const char *path, size_t *size) {
     return text;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
+static int hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
 /* One element of size bytes from its big-endian digits, stored as the host stores it. */
 static bool hex_element(const char *hex, size_t size, void *to) {
     uint64_t v = 0;
     for (size_t i = 0; i < 2 * size; i++) {
         int d = hex_digit(hex[i]);
-        if (d < 0) return false;
+        if (d < 0)
+            return false;
         v = v << 4 | (unsigned)d;
     }
     uint8_t b = (uint8_t)v;
@@ -99,7 +101,8 @@ static void parse_operand(struct operand *o, char *save, bool with_layout) {
         o->dims[o->rank] = strtoll(p, &p, 10);
         MUST(o->dims[o->rank] >= 0 && o->dims[o->rank] < 1 << 20, "extent");
         o->count *= (size_t)o->dims[o->rank++];
-        if (*p++ != ',') break;
+        if (*p++ != ',')
+            break;
     }
     o->layout = 'c';
     if (with_layout) {
@@ -115,7 +118,8 @@ static void parse_operand(struct operand *o, char *save, bool with_layout) {
     if (ref[0] == '%') {
         long mul, mod, sub;
         MUST(sscanf(ref, "%%%ld,%ld,%ld", &mul, &mod, &sub) == 3 && mod > 0, "generated operand");
-        for (size_t i = 0; i < o->count; i++) op_store(o->dtype, o->values, i, (double)((long)i * mul % mod - sub));
+        for (size_t i = 0; i < o->count; i++)
+            op_store(o->dtype, o->values, i, (double)((long)i * mul % mod - sub));
         return;
     }
     const char *hex = ref;
@@ -123,7 +127,8 @@ static void parse_operand(struct operand *o, char *save, bool with_layout) {
     if (ref[0] == '@') {
         hex = NULL;
         for (size_t i = ndata; i-- > 0 && !hex;)
-            if (!strcmp(datas[i].name, ref + 1) && datas[i].dtype == o->dtype) hex = datas[i].hex, have = datas[i].count;
+            if (!strcmp(datas[i].name, ref + 1) && datas[i].dtype == o->dtype)
+                hex = datas[i].hex, have = datas[i].count;
         MUST(hex, "no data record %s", ref);
     } else if (!strcmp(ref, "-")) {
         have = 0;
@@ -141,9 +146,12 @@ static void parse_attr(struct op_attr *a, char *save) {
     while ((word = strtok_r(NULL, " ", &save))) {
         MUST(a->n < 16 && strlen(word) < sizeof a->s, "attr %s", name);
         char *end = word + strlen(word);
-        if (a->kind == 'i') a->i[a->n] = strtoll(word, &end, 10);
-        if (a->kind == 'f') a->f[a->n] = strtod(word, &end);
-        if (a->kind == 's') strcpy(a->s, word);
+        if (a->kind == 'i')
+            a->i[a->n] = strtoll(word, &end, 10);
+        if (a->kind == 'f')
+            a->f[a->n] = strtod(word, &end);
+        if (a->kind == 's')
+            strcpy(a->s, word);
         MUST(!*end, "attr %s: %s", name, word);
         a->n++;
     }
@@ -155,7 +163,10 @@ static void parse_tolerance(struct golden *g, char *save) {
         if (!strcmp(word, "exact") || !strcmp(word, "sz")) {
             g->signed_zero = true;
         } else if (strcmp(word, "value") != 0) {
-            double *to = !strcmp(word, "ulp") ? &g->ulp : !strcmp(word, "rel") ? &g->rel : !strcmp(word, "abs") ? &g->abs : NULL;
+            double *to = !strcmp(word, "ulp")   ? &g->ulp
+                         : !strcmp(word, "rel") ? &g->rel
+                         : !strcmp(word, "abs") ? &g->abs
+                                                : NULL;
             char *v = strtok_r(NULL, " ", &save), *end = v;
             MUST(to && v, "tolerance %s", word);
             *to = strtod(v, &end);
@@ -169,8 +180,10 @@ static void parse(char *text) {
     struct golden *g = NULL;
     for (char *line = text, *next; line && *line; line = next) {
         line_no++;
-        if ((next = strchr(line, '\n'))) *next++ = 0;
-        if (*line == '#' || !*line) continue;
+        if ((next = strchr(line, '\n')))
+            *next++ = 0;
+        if (*line == '#' || !*line)
+            continue;
         char *save, *word = strtok_r(line, " ", &save);
         if (!strcmp(word, "data")) {
             if (ndata == cap_data) {
@@ -178,7 +191,8 @@ static void parse(char *text) {
                 MUST(datas, "memory");
             }
             struct data *d = &datas[ndata++];
-            char *name = strtok_r(NULL, " ", &save), *dtype = strtok_r(NULL, " ", &save), *count = strtok_r(NULL, " ", &save);
+            char *name = strtok_r(NULL, " ", &save), *dtype = strtok_r(NULL, " ", &save),
+                 *count = strtok_r(NULL, " ", &save);
             char *hex = strtok_r(NULL, " ", &save);
             MUST(hex && op_dtype(dtype, &d->dtype), "data record");
             *d = (struct data){name, hex, strtoul(count, NULL, 10), d->dtype};
@@ -193,9 +207,11 @@ static void parse(char *text) {
             g->id = strtok_r(NULL, " ", &save);
             MUST(g->id, "case");
             size_t i = 0;
-            while (i < nop_names && strcmp(op_names[i], g->op) != 0) i++;
+            while (i < nop_names && strcmp(op_names[i], g->op) != 0)
+                i++;
             MUST(i < sizeof op_names / sizeof op_names[0], "too many ops");
-            if (i == nop_names) op_names[nop_names++] = g->op;
+            if (i == nop_names)
+                op_names[nop_names++] = g->op;
         } else if (g && !strcmp(word, "in")) {
             MUST(g->nin < OP_MAX_IN, "too many operands");
             parse_operand(&g->in[g->nin++], save, true);
@@ -212,7 +228,8 @@ static void parse(char *text) {
     }
 }
 
-/* ---- operands and results ----------------------------------------------------------------------------------------- */
+/* ---- operands and results -----------------------------------------------------------------------------------------
+ */
 
 /* Strides of a layout and the elements its buffer needs. */
 static size_t layout_strides(const struct operand *o, int64_t *strides) {
@@ -220,19 +237,24 @@ static size_t layout_strides(const struct operand *o, int64_t *strides) {
     size_t need = 1;
     for (size_t k = 0; k < o->rank; k++) {
         size_t d = o->layout == 't' ? k : o->rank - 1 - k;
-        if (o->layout == 's' && k == 0) step = 2;
+        if (o->layout == 's' && k == 0)
+            step = 2;
         strides[d] = o->layout == 'e' && d == 0 ? 0 : step;
-        if (strides[d]) step *= o->dims[d] ? o->dims[d] : 1;
+        if (strides[d])
+            step *= o->dims[d] ? o->dims[d] : 1;
     }
-    for (size_t d = 0; d < o->rank; d++) need += o->dims[d] ? (size_t)((o->dims[d] - 1) * strides[d]) : 0;
+    for (size_t d = 0; d < o->rank; d++)
+        need += o->dims[d] ? (size_t)((o->dims[d] - 1) * strides[d]) : 0;
     return need + 2;
 }
 
 /* A tensor of an operand; *memory has to be freed after it. */
 static trace_tensor *make(trace_context *ctx, const struct operand *o, void **memory) {
     *memory = NULL;
-    if (o->none) return TRACE_NONE;
-    if (o->layout == 'c') return trace_from(ctx, o->dtype, o->values, o->rank ? o->dims : NULL, o->rank);
+    if (o->none)
+        return TRACE_NONE;
+    if (o->layout == 'c')
+        return trace_from(ctx, o->dtype, o->values, o->rank ? o->dims : NULL, o->rank);
     int64_t strides[TRACE_MAX_RANK], index[TRACE_MAX_RANK] = {0};
     size_t size = op_dtype_size(o->dtype), need = layout_strides(o, strides);
     char *buf = *memory = malloc(need * size);
@@ -241,12 +263,14 @@ static trace_tensor *make(trace_context *ctx, const struct operand *o, void **me
     char *base = buf + (o->layout == 'u' ? size : 0);
     for (size_t i = 0; i < o->count; i++) {
         int64_t at = 0;
-        for (size_t d = 0; d < o->rank; d++) at += index[d] * strides[d];
+        for (size_t d = 0; d < o->rank; d++)
+            at += index[d] * strides[d];
         memcpy(base + (size_t)at * size, (char *)o->values + i * size, size);
-        for (size_t d = o->rank; d-- > 0 && ++index[d] == o->dims[d];) index[d] = 0;
+        for (size_t d = o->rank; d-- > 0 && ++index[d] == o->dims[d];)
+            index[d] = 0;
     }
-    return trace_wrap_desc(ctx, TRACE_TENSOR_DESC(.dtype = o->dtype, .dims = o->dims, .strides = strides, .rank = o->rank,
-                                                  .data = base));
+    return trace_wrap_desc(
+        ctx, TRACE_TENSOR_DESC(.dtype = o->dtype, .dims = o->dims, .strides = strides, .rank = o->rank, .data = base));
 }
 
 /* Bits of a float in an order without gaps, for distances in units in the last place. */
@@ -256,24 +280,29 @@ static int64_t ordered(enum trace_dtype d, const void *p, size_t i) {
         return v < 0 ? (int64_t)(UINT64_C(0x8000000000000000) - (uint64_t)v) : v;
     }
     int32_t v = d == TRACE_F32 ? ((const int32_t *)p)[i] : ((const int16_t *)p)[i];
-    if (d == TRACE_F32) return v < 0 ? (int64_t)INT32_MIN - v : v;
+    if (d == TRACE_F32)
+        return v < 0 ? (int64_t)INT32_MIN - v : v;
     return v < 0 ? (int64_t)INT16_MIN - v : v;
 }
 
-static bool is_float(enum trace_dtype d) {
-    return d >= TRACE_F16;
-}
+static bool is_float(enum trace_dtype d) { return d >= TRACE_F16; }
 
 static bool element_ok(const struct golden *g, enum trace_dtype d, const void *got, const void *want, size_t i) {
     size_t size = op_dtype_size(d);
-    if (!memcmp((const char *)got + i * size, (const char *)want + i * size, size)) return true;
-    if (!is_float(d)) return false;
+    if (!memcmp((const char *)got + i * size, (const char *)want + i * size, size))
+        return true;
+    if (!is_float(d))
+        return false;
     double x = op_load(d, got, i), y = op_load(d, want, i);
-    if (isnan(x) || isnan(y)) return isnan(x) && isnan(y);
-    if (x == y) return !(g->signed_zero && x == 0);
-    if (g->signed_zero && y == 0) return false;
+    if (isnan(x) || isnan(y))
+        return isnan(x) && isnan(y);
+    if (x == y)
+        return !(g->signed_zero && x == 0);
+    if (g->signed_zero && y == 0)
+        return false;
     double distance = fabs((double)ordered(d, got, i) - (double)ordered(d, want, i));
-    if (distance <= g->ulp) return true;
+    if (distance <= g->ulp)
+        return true;
     return isfinite(x) && isfinite(y) && fabs(x - y) <= g->abs + g->rel * fabs(y);
 }
 
@@ -282,14 +311,16 @@ static int failures;
 
 static void mismatch(const struct golden *g, const char *how, const char *what) {
     failures++;
-    if (reported++ < 6) fprintf(stderr, "  %s (%s): %s\n", g->id, how, what);
+    if (reported++ < 6)
+        fprintf(stderr, "  %s (%s): %s\n", g->id, how, what);
 }
 
 static void compare(const struct golden *g, const char *how, trace_tensor *t, const struct operand *want) {
     char text[300];
     if (trace_dtype_of(t) != (int)want->dtype || trace_rank(t) != (int)want->rank) {
-        snprintf(text, sizeof text, "%s of rank %d, not %s of rank %zu", trace_dtype_name((enum trace_dtype)trace_dtype_of(t)),
-                 trace_rank(t), trace_dtype_name(want->dtype), want->rank);
+        snprintf(text, sizeof text, "%s of rank %d, not %s of rank %zu",
+                 trace_dtype_name((enum trace_dtype)trace_dtype_of(t)), trace_rank(t), trace_dtype_name(want->dtype),
+                 want->rank);
         mismatch(g, how, text);
         return;
     }
@@ -307,7 +338,8 @@ static void compare(const struct golden *g, const char *how, trace_tensor *t, co
         mismatch(g, how, trace_last_error(NULL));
     } else {
         for (size_t i = want->count; i-- > 0;)
-            if (!element_ok(g, want->dtype, got, want->values, i)) bad++, first = i;
+            if (!element_ok(g, want->dtype, got, want->values, i))
+                bad++, first = i;
         if (bad) {
             snprintf(text, sizeof text, "%zu of %zu elements, first [%zu]: %.17g, not %.17g", bad, want->count, first,
                      op_load(want->dtype, got, first), op_load(want->dtype, want->values, first));
@@ -317,7 +349,8 @@ static void compare(const struct golden *g, const char *how, trace_tensor *t, co
     free(got);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ------------------------------------------------------------------------------------------------------
+ */
 
 static void run(const struct golden *g, trace_context *ctx, trace_region *r, const char *how) {
     const struct op_entry *e = op_find(g->op);
@@ -332,16 +365,19 @@ static void run(const struct golden *g, trace_context *ctx, trace_region *r, con
     memcpy(args.attr, g->attr, sizeof args.attr);
     for (size_t i = 0; i < g->nin; i++) {
         args.in[i] = make(ctx, &g->in[i], &memory[i]);
-        if (args.in[i] && args.in[i] != TRACE_NONE) inputs[ninputs++] = args.in[i];
+        if (args.in[i] && args.in[i] != TRACE_NONE)
+            inputs[ninputs++] = args.in[i];
     }
     bool in_place = op_in_place(g->op);
     enum trace_status st = TRACE_OK;
     if (!r) {
         n = op_call(e, &args, out);
     } else {
-        if (trace_begin(r, inputs, ninputs)) n = op_call(e, &args, out);
+        if (trace_begin(r, inputs, ninputs))
+            n = op_call(e, &args, out);
         st = trace_end(r, in_place ? NULL : out, in_place ? 0 : n);
-        if (in_place) out[0] = st == TRACE_OK ? args.in[0] : NULL;
+        if (in_place)
+            out[0] = st == TRACE_OK ? args.in[0] : NULL;
     }
     if (n != g->nout) {
         mismatch(g, how, "other number of results");
@@ -354,26 +390,33 @@ static void run(const struct golden *g, trace_context *ctx, trace_region *r, con
             }
         }
     }
-    for (size_t i = 0; i < n && !in_place; i++) trace_release(out[i]);
-    for (size_t i = 0; i < ninputs; i++) trace_release(inputs[i]);
-    for (size_t i = 0; i < g->nin; i++) free(memory[i]);
+    for (size_t i = 0; i < n && !in_place; i++)
+        trace_release(out[i]);
+    for (size_t i = 0; i < ninputs; i++)
+        trace_release(inputs[i]);
+    for (size_t i = 0; i < g->nin; i++)
+        free(memory[i]);
 }
 
 static void run_tier(const char *op, bool jit) {
     trace_context *ctx;
-    if (!jit) ck_assert_int_eq(setenv("TRACEJIT_NO", "jit", 1), 0);
+    if (!jit)
+        ck_assert_int_eq(setenv("TRACEJIT_NO", "jit", 1), 0);
     enum trace_status st = trace_context_create(NULL, &ctx);
-    if (!jit) unsetenv("TRACEJIT_NO");
+    if (!jit)
+        unsetenv("TRACEJIT_NO");
     ck_assert_msg(st == TRACE_OK, "context: %s", trace_last_error(NULL));
     for (size_t i = 0; i < ncases; i++) {
         const struct golden *g = &cases[i];
-        if (strcmp(g->op, op) != 0) continue;
+        if (strcmp(g->op, op) != 0)
+            continue;
         trace_region *r;
         st = trace_region_create(ctx, g->id, NULL, &r);
         ck_assert_msg(st == TRACE_OK, "region: %s", trace_last_error(ctx));
         run(g, ctx, NULL, jit ? "eager" : "interpreter, eager");
         run(g, ctx, r, jit ? "region" : "interpreter, region");
-        if (jit) run(g, ctx, r, "region again");
+        if (jit)
+            run(g, ctx, r, "region again");
         trace_region_release(r);
     }
     trace_context_release(ctx);
@@ -403,8 +446,10 @@ int main(int argc, char **argv) {
     /* test_ops NAME...: only these ops */
     for (size_t i = 0; i < nop_names; i++) {
         bool wanted = argc < 2;
-        for (int k = 1; k < argc; k++) wanted |= !strcmp(argv[k], op_names[i]);
-        if (wanted) tcase_add_loop_test(tc, op_matches_golden_values, (int)i, (int)i + 1);
+        for (int k = 1; k < argc; k++)
+            wanted |= !strcmp(argv[k], op_names[i]);
+        if (wanted)
+            tcase_add_loop_test(tc, op_matches_golden_values, (int)i, (int)i + 1);
     }
     suite_add_tcase(s, tc);
     SRunner *runner = srunner_create(s);
@@ -412,8 +457,10 @@ int main(int argc, char **argv) {
     int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
     for (size_t i = 0; i < ncases; i++) {
-        for (size_t k = 0; k < cases[i].nin; k++) free(cases[i].in[k].values);
-        for (size_t k = 0; k < cases[i].nout; k++) free(cases[i].out[k].values);
+        for (size_t k = 0; k < cases[i].nin; k++)
+            free(cases[i].in[k].values);
+        for (size_t k = 0; k < cases[i].nout; k++)
+            free(cases[i].out[k].values);
     }
     free(cases);
     free(datas);
