@@ -1,0 +1,136 @@
+// jit/backend_cpu.c: the CPU backend: loads the compiler module and ties cache, plans and packed weights together.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../lib/dl.h"
+#include "../lib/strbuf.h"
+#include "cpu_backend.h"
+
+#define MODULE "libtracejit-llvm.so"
+#ifndef TJ_LLVM_DEFAULT_DIR
+#define TJ_LLVM_DEFAULT_DIR ""
+#endif
+
+// Function pointers as data, as kernels load them. POSIX guarantees the representation.
+#define HELPER(slot, f, type) \
+    do { \
+        type fn_ = f; \
+        memcpy(&jit->helpers[slot], &fn_, sizeof(void *)); \
+    } while (0)
+typedef double (*fn1)(double);
+typedef double (*fn2)(double, double);
+typedef float (*fn2f)(float, float);
+
+static void fill_helpers(struct tj_jit *jit) {
+    HELPER(TJ_H_FMODF, fmodf, fn2f);
+    HELPER(TJ_H_FMOD, fmod, fn2);
+    HELPER(TJ_H_POW, pow, fn2);
+    HELPER(TJ_H_EXP, exp, fn1);
+    HELPER(TJ_H_LOG, log, fn1);
+    HELPER(TJ_H_SIN, sin, fn1);
+    HELPER(TJ_H_COS, cos, fn1);
+    HELPER(TJ_H_TANH, tanh, fn1);
+    HELPER(TJ_H_ERF, erf, fn1);
+    HELPER(TJ_H_LOG1P, log1p, fn1);
+}
+
+static tj_status compile_units(void *user, struct tj_unit *units, size_t n, struct tj_compile_result *out) {
+    struct tj_jit *jit = user;
+    const struct tj_env *env = &jit->ctx->env;
+    tj_status s = jit->api->compile(jit->compiler, units, n, env->dump[0] != 0, out);
+    unsigned serial = out->ir || out->asm_text ? atomic_fetch_add(&jit->dump_serial, 1) : 0;
+    char name[64];
+    if (out->ir) {
+        (void)snprintf(name, sizeof name, "batch-%u.ll", serial);
+        tj_dump(env, name, out->ir, strlen(out->ir));
+        tj_free(out->ir);
+    }
+    if (out->asm_text) {
+        (void)snprintf(name, sizeof name, "batch-%u.s", serial);
+        tj_dump(env, name, out->asm_text, strlen(out->asm_text));
+        tj_free(out->asm_text);
+    }
+    if (!s && tj_env_logs(env, TJ_LOG_KERNELS)) {
+        for (size_t i = 0; i < n; i++) {
+            if (units[i].kind == TJ_UNIT_LOOP)
+                tj_log(env, TJ_LOG_KERNELS, "compiled kernel %s: %s, %u instructions", units[i].symbol,
+                       units[i].loop->name ? units[i].loop->name : "?", units[i].loop->nins);
+            else
+                tj_log(env, TJ_LOG_KERNELS, "compiled tile %s: %u rows x %u vectors", units[i].symbol, units[i].gemm.mr,
+                       units[i].gemm.nv);
+        }
+        tj_log(env, TJ_LOG_KERNELS, "compiled %zu kernels in %.2f ms", n, (double)(out->emit_ns + out->codegen_ns) / 1e6);
+    }
+    return s;
+}
+
+static const struct tj_module_host host = {tj_malloc, tj_free, tj_exec_reserve, tj_exec_seal, tj_exec_unmap};
+
+static void jit_free(struct tj_jit *jit) {
+    tj_kcache_destroy(jit->kernels);
+    if (jit->compiler) jit->api->destroy(jit->compiler);
+    if (jit->dl) tj_dl_close(jit->dl);
+    (void)pthread_mutex_destroy(&jit->pack_lock);
+    tj_free(jit);
+}
+
+static tj_status cpu_create(trace_context *ctx, void **state) {
+    char err[256] = "";
+    *state = NULL;
+    if (!tj_exec_allowed())
+        return tj_fail(TRACE_ERR_UNAVAILABLE, "the system forbids executable memory; programs run in the interpreter");
+    struct tj_jit *jit = tj_calloc(1, sizeof *jit);
+    if (!jit) return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
+    if (pthread_mutex_init(&jit->pack_lock, NULL)) {
+        tj_free(jit);
+        return tj_fail(TRACE_ERR_MEMORY, "no mutex for the compiler");
+    }
+    jit->ctx = ctx;
+    fill_helpers(jit);
+    static const char *const dirs[] = {TJ_LLVM_DEFAULT_DIR, NULL};
+    jit->dl = tj_dl_open(ctx->env.llvm, MODULE, dirs[0][0] ? dirs : dirs + 1, err, sizeof err);
+    void *sym = jit->dl ? tj_dl_sym(jit->dl, "tj_llvm_module") : NULL;
+    const struct tj_module_api *(*get)(void);
+    memcpy(&get, &sym, sizeof get);
+    tj_status s = TRACE_OK;
+    if (!jit->dl)
+        s = tj_fail(TRACE_ERR_UNAVAILABLE, "the compiler module " MODULE " did not load (%s); set TRACEJIT_LLVM to its path",
+                    err);
+    else if (!sym)
+        s = tj_fail(TRACE_ERR_UNAVAILABLE, MODULE " is not a tracejit compiler module");
+    else if (!(jit->api = get()) || jit->api->abi != TJ_MODULE_ABI)
+        s = tj_fail(TRACE_ERR_UNAVAILABLE, MODULE " is of another version: install both parts of one build");
+    else if (!(jit->compiler = jit->api->create(&host, &ctx->cpu, err, sizeof err)))
+        s = tj_fail(TRACE_ERR_UNAVAILABLE, "the compiler did not start: %s", err);
+    else if (!(jit->kernels = tj_kcache_create(compile_units, jit, ctx->opt.code_limit)))
+        s = tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
+    if (s) {
+        jit_free(jit);
+        return s;
+    }
+    *state = jit;
+    return TRACE_OK;
+}
+
+static void cpu_destroy(void *state) {
+    if (state) jit_free(state);
+}
+
+static void cpu_compiler_name(void *state, char *buf, size_t cap) {
+    struct tj_jit *jit = state;
+    (void)snprintf(buf, cap, "LLVM %s, %s", jit->api->llvm_version, tj_cpu_level_name(jit->ctx->cpu.level));
+}
+
+const struct tj_backend tj_backend_cpu = {
+    .name = "cpu",
+    .create = cpu_create,
+    .destroy = cpu_destroy,
+    .compile = tj_plan_compile,
+    .run = tj_plan_run,
+    .serves = tj_plan_serves,
+    .release = tj_plan_release,
+    .packed_free = tj_pack_free_all,
+    .describe = tj_plan_describe,
+    .compiler_name = cpu_compiler_name,
+};

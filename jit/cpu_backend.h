@@ -1,0 +1,45 @@
+// jit/cpu_backend.h: state of the CPU backend in one context, shared by plan, pack and backend.
+#ifndef TJ_JIT_CPU_BACKEND_H
+#define TJ_JIT_CPU_BACKEND_H
+#include "../kernels/contract.h"
+#include "../trace/context.h"
+#include "kcache.h"
+
+struct tj_jit {
+    trace_context *ctx;
+    void *dl;                        // the compiler module
+    const struct tj_module_api *api; // its table
+    void *compiler;
+    struct tj_kcache *kernels;
+    tj_mutex pack_lock;              // guards every storage's list of packed copies
+    atomic_uint dump_serial;         // numbers the files of TRACEJIT_DUMP
+    const void *helpers[TJ_HELPERS]; // C functions kernels may call
+};
+
+// ---- packed weights (pack.c) ----------------------------------------------------------------------------------------
+
+// A repacked copy of (a view of) a storage. It belongs to the storage and its version: superseded copies go when the
+// last run that uses them has ended, the current one with the storage.
+struct tj_packed;
+// Finds or makes the copy of `w` (a view of st at element offset `offset`) in the form c wants; *out holds a reference.
+tj_status tj_pack_get(struct tj_jit *jit, struct tj_storage *st, const struct tj_contract *c, const struct tj_view *w,
+                      int64_t offset, struct tj_packed **out);
+const void *tj_packed_data(const struct tj_packed *p);
+void tj_pack_put(struct tj_packed *p); // NULL is fine
+void tj_pack_free_all(struct tj_storage *st);
+
+// ---- memory planning (memplan.c) ------------------------------------------------------------------------------------
+
+// Places n buffers of bytes[i], live in steps [first[i], last[i]], in one arena: fills offset[i] (TJ_ALIGN-aligned) and
+// *total so that buffers live at the same time do not overlap. Largest first, lowest fitting offset. False on overflow.
+bool tj_memplan(size_t n, const size_t *bytes, const uint32_t *first, const uint32_t *last, size_t *offset,
+                size_t *total, uint32_t *scratch /* n entries */);
+
+// ---- plans (plan.c) -------------------------------------------------------------------------------------------------
+
+tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info);
+tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args);
+bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t);
+void tj_plan_release(struct tj_plan *p);
+void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb);
+#endif

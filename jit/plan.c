@@ -1,0 +1,608 @@
+// jit/plan.c: a compiled segment: made from a program, then run any number of times on any number of threads.
+//
+// A plan is immutable. What a run needs of its own (workspace, argument tables) is an instance; finished runs give theirs
+// back to the plan's list, so a steady run allocates nothing and one plan serves several threads at once.
+#include <stdio.h>
+
+#include "../lib/strbuf.h"
+#include "cpu_backend.h"
+
+#define MAX_TASKS 64            // slots of scratch a step may need
+#define PARALLEL_NS 25000.0     // estimated work below which a step stays on one thread
+#define SPLIT_BLOCK 4096        // elements of one block of a split reduction (jit/kernel.h)
+
+struct plan_step {
+    struct tj_kentry *loop;      // LOOP: its kernel; else the epilogue's, or NULL
+    struct tj_kernel_code code;
+    struct tj_contract *contract;
+    struct tj_kentry *tiles[TJ_CONTRACT_TILES];
+    size_t ntiles;
+    uint32_t weight_leaf;        // leaf whose packed copy the step uses, or UINT32_MAX
+    bool dynamic;                // some integer argument is not a constant
+    // where the step's tables begin in an instance
+    uint32_t ivals, bufs, svals;
+};
+struct instance {
+    struct instance *next;
+    int64_t *vals;               // one an expression
+    int64_t *ivals;
+    unsigned char **bufs;
+    union tj_scalar *svals;
+    unsigned char **base;        // one a buffer
+    size_t *bytes, *offset;      // one a buffer: size, place in the workspace
+    struct tj_packed **packed;   // one a step
+    unsigned char *ws;
+    size_t ws_bytes;             // allocated
+    size_t step_ws;              // offset of the running step's own workspace
+    bool placed;                 // offsets are right for `bytes` (constant sizes: for good)
+    bool filled;                 // constant tables are filled
+};
+struct tj_plan {
+    atomic_int refs;
+    struct tj_jit *jit;
+    struct tj_program *prog;
+    struct plan_step *steps;
+    uint32_t *first, *last, *order; // per buffer: liveness; scratch for placement goes with the instance
+    uint32_t nivals, nbufargs, nsvals;
+    int threads;                 // 0: the pool's
+    bool dynamic;                // some expression is not a constant
+    bool symbolic;
+    struct tj_trace trace;       // symbolic: what it was recorded from
+    char *text;                  // schedule, for reports
+    struct tj_plan_info info;
+    tj_mutex lock;               // guards idle
+    struct instance *idle;
+};
+
+static size_t round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
+
+// ---- compile --------------------------------------------------------------------------------------------------------
+
+static void plan_free(struct tj_plan *p) {
+    for (struct instance *i = p->idle, *n; i; i = n) {
+        n = i->next;
+        if (i->ws) tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
+        tj_free(i);
+    }
+    if (p->steps) {
+        for (uint32_t s = 0; s < p->prog->nsteps; s++) {
+            tj_kcache_put(p->jit->kernels, p->steps[s].loop);
+            for (size_t t = 0; t < p->steps[s].ntiles; t++) tj_kcache_put(p->jit->kernels, p->steps[s].tiles[t]);
+            tj_contract_free(p->steps[s].contract);
+        }
+    }
+    tj_free(p->steps);
+    tj_free(p->first);
+    if (p->prog) tj_program_free(p->prog);
+    tj_trace_free(&p->trace);
+    tj_free(p->text);
+    (void)pthread_mutex_destroy(&p->lock);
+    tj_free(p);
+}
+
+void tj_plan_release(struct tj_plan *p) {
+    if (p && atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) == 1) plan_free(p);
+}
+
+// The leaf whose memory operand b of a contraction is, if it may be prepacked.
+static uint32_t weight_leaf(const struct tj_program *g, const struct tj_step *st) {
+    if (!st->weight_stable || (st->kind != TJ_STEP_MATMUL && st->kind != TJ_STEP_CONV2D)) return UINT32_MAX;
+    const struct tj_buf *b = &g->bufs[st->b.buf];
+    return b->kind == TJ_BUF_LEAF ? b->index : UINT32_MAX;
+}
+
+// Asks the cache for everything the steps need, all that is missing in one compile.
+static tj_status get_code(struct tj_plan *p) {
+    const struct tj_program *g = p->prog;
+    size_t n = 0, cap = (size_t)g->nsteps * (1 + TJ_CONTRACT_TILES) + 1;
+    struct tj_unit *units = tj_calloc(cap, sizeof *units);
+    struct tj_kentry **entries = tj_calloc(cap, sizeof *entries);
+    tj_status s = TRACE_OK;
+    if (!units || !entries) {
+        s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan of %u steps", g->nsteps);
+        goto out;
+    }
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        const struct tj_step *st = &g->steps[i];
+        if (st->loop.kernel) {
+            units[n].kind = TJ_UNIT_LOOP;
+            units[n++].loop = st->loop.kernel;
+        }
+        if (!p->steps[i].contract) continue;
+        struct tj_gemm_tile tiles[TJ_CONTRACT_TILES];
+        memset(tiles, 0, sizeof tiles);
+        p->steps[i].ntiles = tj_contract_tiles(p->steps[i].contract, tiles, TJ_CONTRACT_TILES);
+        for (size_t t = 0; t < p->steps[i].ntiles; t++) {
+            units[n].kind = TJ_UNIT_GEMM;
+            units[n++].gemm = tiles[t];
+        }
+    }
+    struct tj_kcache_stats st = {0};
+    s = tj_kcache_get(p->jit->kernels, units, n, entries, &st);
+    p->info.new_kernels = st.compiled;
+    p->info.emit_ns = st.emit_ns;
+    p->info.codegen_ns = st.codegen_ns;
+    p->info.bytes_code = st.code_bytes;
+    n = 0;
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        struct plan_step *ps = &p->steps[i];
+        if (s) {
+            ps->ntiles = 0;
+            continue;
+        }
+        if (g->steps[i].loop.kernel) {
+            ps->loop = entries[n++];
+            ps->code = tj_kentry_code(ps->loop);
+        }
+        for (size_t t = 0; t < ps->ntiles; t++) {
+            ps->tiles[t] = entries[n++];
+            struct tj_kernel_code code = tj_kentry_code(ps->tiles[t]);
+            const void *fn;
+            memcpy(&fn, &code.fn, sizeof fn);
+            tj_contract_bind(ps->contract, t, fn);
+        }
+    }
+out:
+    tj_free(units);
+    tj_free(entries);
+    return s;
+}
+
+// First and last step of every temporary buffer; offsets of the steps' tables in an instance.
+static tj_status prepare(struct tj_plan *p) {
+    struct tj_program *g = p->prog;
+    size_t nb = g->nbufs ? g->nbufs : 1;
+    p->first = tj_calloc(nb * 3, sizeof *p->first);
+    p->steps = tj_calloc(g->nsteps ? g->nsteps : 1, sizeof *p->steps);
+    if (!p->first || !p->steps) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan of %u steps", g->nsteps);
+    p->last = p->first + nb;
+    p->order = p->last + nb;
+    for (uint32_t b = 0; b < g->nbufs; b++) p->first[b] = UINT32_MAX;
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        struct tj_step *st = &g->steps[i];
+        struct plan_step *ps = &p->steps[i];
+        for (uint32_t k = 0; k < st->nreads + st->nwrites; k++) {
+            uint32_t b = k < st->nreads ? st->reads[k] : st->writes[k - st->nreads];
+            if (p->first[b] == UINT32_MAX) p->first[b] = i;
+            p->last[b] = i;
+        }
+        ps->weight_leaf = weight_leaf(g, st);
+        ps->ivals = p->nivals;
+        ps->bufs = p->nbufargs;
+        ps->svals = p->nsvals;
+        if (st->loop.kernel) {
+            p->nivals += st->loop.kernel->nivals;
+            p->nbufargs += st->loop.kernel->nbufs;
+            p->nsvals += st->loop.kernel->nsvals;
+            for (uint32_t k = 0; k < st->loop.kernel->nivals; k++)
+                ps->dynamic |= !tj_ex_is_const(&g->exprs, st->loop.ivals[k]);
+        }
+        if (st->kind != TJ_STEP_LOOP) {
+            int threads = p->threads ? p->threads : tj_pool_threads(p->jit->ctx->pool);
+            tj_status s = tj_contract_create(st, &g->exprs, &p->jit->ctx->cpu, threads, &ps->contract);
+            if (s) return s;
+        }
+    }
+    for (uint32_t b = 0; b < g->nbufs; b++)
+        if (p->first[b] == UINT32_MAX) p->first[b] = p->last[b] = 0;
+    for (uint32_t e = 0; e < g->exprs.n; e++) p->dynamic |= !tj_ex_is_const(&g->exprs, e);
+    return TRACE_OK;
+}
+
+tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info) {
+    struct tj_jit *jit = state;
+    *out = NULL;
+    struct tj_plan *p = tj_calloc(1, sizeof *p);
+    if (!p) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
+    if (pthread_mutex_init(&p->lock, NULL)) {
+        tj_free(p);
+        return tj_fail(TRACE_ERR_MEMORY, "no mutex for a plan");
+    }
+    atomic_init(&p->refs, 1);
+    p->jit = jit;
+    p->threads = tj_env_off(&jit->ctx->env, TJ_KILL_THREADS) ? 1 : seg->threads;
+    p->symbolic = seg->symbolic;
+    tj_trace_init(&p->trace);
+    uint64_t t0 = tj_now_ns();
+    tj_status s = tj_program_build(seg, &jit->ctx->env, &jit->ctx->cpu, &p->prog);
+    if (!s) s = prepare(p);
+    p->info.schedule_ns = tj_now_ns() - t0;
+    if (!s) s = get_code(p);
+    if (!s && seg->symbolic && !tj_trace_copy(&p->trace, seg->trace))
+        s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
+    if (!s) {
+        struct tj_strbuf sb = {0};
+        tj_program_dump(p->prog, seg->trace, &sb);
+        p->text = sb.s;
+        if (sb.s && jit->ctx->env.dump[0]) {
+            char name[128];
+            (void)snprintf(name, sizeof name, "%s-%u.program.txt", seg->name ? seg->name : "eager",
+                           atomic_fetch_add(&jit->dump_serial, 1));
+            tj_dump(&jit->ctx->env, name, sb.s, sb.n);
+        }
+        p->info.ops = p->prog->nops;
+        p->info.kernels = p->prog->nsteps;
+        p->info.fused_away = p->prog->nfused;
+        p->info.bytes_moved = (uint64_t)tj_ex_hint(&p->prog->exprs, p->prog->bytes_moved);
+        *info = p->info;
+        *out = p;
+        return TRACE_OK;
+    }
+    plan_free(p);
+    return s;
+}
+
+void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb) { tj_sb_puts(sb, p->text ? p->text : ""); }
+
+// ---- symbolic plans: does this one serve a trace? -------------------------------------------------------------------
+
+// Ops whose result extents are arguments rather than consequences of their operands.
+static bool shape_is_argument(uint16_t op) {
+    return op == TJ_OP_RESHAPE || op == TJ_OP_EXPAND || op == TJ_OP_SLICE || op == TJ_OP_UNFOLD ||
+           op == TJ_OP_AS_STRIDED || op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
+}
+
+// Same ops, attributes and leaf classes; extents may differ where both are other than 1 (and 0 against more: a loop over
+// nothing is still right), but not where they are an argument of an op. The program's guards are checked by the run.
+bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
+    const struct tj_trace *o = &p->trace;
+    if (!p->symbolic || t->nnodes != o->nnodes || t->nleaves != o->nleaves || t->nattrs != o->nattrs ||
+        t->noperands != o->noperands || memcmp(t->attrs + 1, o->attrs + 1, (t->nattrs ? t->nattrs - 1 : 0) * sizeof *t->attrs) ||
+        (t->noperands && memcmp(t->operands, o->operands, t->noperands * sizeof *t->operands)))
+        return false;
+    for (uint32_t i = 0; i < t->nnodes; i++) {
+        const struct tj_node *a = &t->nodes[i], *b = &o->nodes[i];
+        if (a->op != b->op || a->dtype != b->dtype || a->nattr != b->nattr || a->nin != b->nin || a->attr != b->attr ||
+            memcmp(a->in, b->in, sizeof a->in))
+            return false;
+        size_t rank = tj_shape_rank(t, a->shape);
+        if (rank != tj_shape_rank(o, b->shape)) return false;
+        const int64_t *x = tj_shape_dims(t, a->shape), *y = tj_shape_dims(o, b->shape);
+        for (size_t d = 0; d < rank; d++)
+            if (x[d] != y[d] && (shape_is_argument(a->op) || x[d] == 1 || y[d] == 1)) return false;
+    }
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *a = &t->leafkeys[i], *b = &o->leafkeys[i];
+        if (a->dtype != b->dtype || a->layout != b->layout || a->flags != b->flags || a->group != b->group) return false;
+    }
+    if (!p->prog->nguards) return true;
+    // Guards over extents only: strides and parameters never appear in them.
+    const struct tj_exprs *x = &p->prog->exprs;
+    int64_t small[256], *v = x->n <= TJ_COUNT(small) ? small : tj_malloc(x->n * sizeof *v);
+    if (!v) return false;
+    struct trace_tensor *shapes = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *shapes);
+    struct tj_leaf *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *leaves);
+    bool ok = shapes && leaves;
+    for (uint32_t i = 0; ok && i < t->nleaves; i++) {
+        size_t rank = tj_shape_rank(t, t->leafkeys[i].shape);
+        memcpy(shapes[i].dims, tj_shape_dims(t, t->leafkeys[i].shape), rank * sizeof(int64_t));
+        leaves[i].tensor = &shapes[i];
+    }
+    struct tj_run_args args = {.leaves = leaves, .params = t->params};
+    ok = ok && tj_exprs_eval(x, &args, v);
+    for (uint32_t i = 0; ok && i < p->prog->nguards; i++) ok = v[p->prog->guards[i].a] == v[p->prog->guards[i].b];
+    tj_free(shapes);
+    tj_free(leaves);
+    if (v != small) tj_free(v);
+    return ok;
+}
+
+// ---- instances ------------------------------------------------------------------------------------------------------
+
+static struct instance *instance_new(const struct tj_plan *p) {
+    const struct tj_program *g = p->prog;
+    size_t n = round_up(sizeof(struct instance));
+    size_t vals = n, ivals = vals + g->exprs.n * 8, bufs = ivals + p->nivals * 8u, svals = bufs + p->nbufargs * 8u;
+    size_t base = svals + p->nsvals * 8u, bytes = base + g->nbufs * 8u, offset = bytes + g->nbufs * 8u;
+    size_t packed = offset + g->nbufs * 8u, end = packed + g->nsteps * 8u;
+    unsigned char *m = tj_calloc(1, end);
+    if (!m) return NULL;
+    struct instance *i = (struct instance *)(void *)m;
+    i->vals = (int64_t *)(void *)(m + vals);
+    i->ivals = (int64_t *)(void *)(m + ivals);
+    i->bufs = (unsigned char **)(void *)(m + bufs);
+    i->svals = (union tj_scalar *)(void *)(m + svals);
+    i->base = (unsigned char **)(void *)(m + base);
+    i->bytes = (size_t *)(void *)(m + bytes);
+    i->offset = (size_t *)(void *)(m + offset);
+    i->packed = (struct tj_packed **)(void *)(m + packed);
+    return i;
+}
+
+static void view_of(const struct instance *in, const struct tj_geom *geom, struct tj_view *v) {
+    v->dtype = geom->dtype;
+    v->rank = geom->rank;
+    unsigned char *base = in->base[geom->buf];
+    v->p = base ? base + in->vals[geom->offset] * (int64_t)tj_elem_bytes((tj_dtype)geom->dtype) : NULL;
+    for (size_t d = 0; d < geom->rank; d++) {
+        v->dims[d] = in->vals[geom->dims[d]];
+        v->strides[d] = in->vals[geom->strides[d]];
+    }
+}
+
+static int plan_threads(const struct tj_plan *p) {
+    int n = tj_pool_threads(p->jit->ctx->pool);
+    if (p->threads && p->threads < n) n = p->threads;
+    return n < MAX_TASKS ? n : MAX_TASKS;
+}
+
+// How a loop is cut into tasks: by rows, or by columns where there are too few rows.
+struct cut {
+    int tasks;
+    bool by_cols;
+    int64_t rows, cols, step; // step: rows or columns a task
+};
+
+static struct cut cut_loop(const struct tj_plan *p, const struct tj_loop *l, const int64_t *vals, int64_t rows) {
+    struct cut c = {.tasks = 1, .rows = rows, .cols = vals[l->cols]};
+    int threads = plan_threads(p);
+    double work = (double)rows * (double)c.cols * l->cost;
+    if (l->kernel->kind == TJ_K_ROWS) work = (double)vals[l->rows] * (double)vals[l->row_elems] * l->cost;
+    if (l->kernel->kind == TJ_K_COLS) work *= (double)vals[l->row_elems];
+    if (threads > 1 && work > PARALLEL_NS) {
+        // Twice as many tasks as threads: a thread the system takes away holds up less.
+        int want = work > 8 * PARALLEL_NS ? threads * 2 : threads;
+        if (want > MAX_TASKS) want = MAX_TASKS;
+        if (rows >= want)
+            c.tasks = want;
+        else if (l->kernel->kind != TJ_K_ROWS && c.cols >= 64 * (int64_t)want) {
+            c.tasks = want;
+            c.by_cols = true;
+        } else if (rows > 1)
+            c.tasks = (int)rows;
+    }
+    int64_t n = c.by_cols ? c.cols : rows;
+    c.step = (n + c.tasks - 1) / c.tasks;
+    if (c.by_cols) c.step = (c.step + 63) / 64 * 64; // columns start on cache lines, whatever the dtype
+    if (c.step < 1) c.step = 1;
+    return c;
+}
+
+static int64_t split_blocks(int64_t row_elems) { return (row_elems + SPLIT_BLOCK - 1) / SPLIT_BLOCK; }
+
+// Own workspace of a step: scratch a task, partial results, or what a contraction asks for.
+static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance *in, size_t *bytes) {
+    const struct tj_step *st = &p->prog->steps[i];
+    size_t n = 0;
+    if (st->loop.kernel) {
+        size_t scratch = round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
+        if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2)) return false;
+        int tasks = plan_threads(p) * 2;
+        n += scratch * (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
+        if (st->loop.kernel->split) {
+            int64_t parts;
+            if (!tj_size_mul(in->vals[st->loop.rows], split_blocks(in->vals[st->loop.row_elems]), &parts) ||
+                !tj_size_mul(parts, 8, &parts))
+                return false;
+            n += round_up((size_t)parts);
+        }
+    }
+    if (p->steps[i].contract) {
+        struct tj_contract_args a = {.threads = plan_threads(p),
+                                     .packed = p->steps[i].weight_leaf != UINT32_MAX ? in->packed[i] : NULL};
+        view_of(in, &st->out, &a.out);
+        view_of(in, &st->a, &a.a);
+        view_of(in, &st->b, &a.b);
+        view_of(in, &st->c, &a.c);
+        view_of(in, &st->d, &a.d);
+        if (st->loop.kernel) a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
+        size_t want;
+        if (!tj_contract_workspace(p->steps[i].contract, &a, &want) || want > SIZE_MAX / 4) return false;
+        n += round_up(want);
+    }
+    *bytes = n;
+    return true;
+}
+
+// Evaluates sizes, places temporaries, makes the workspace large enough. Everything that can fail happens here, before
+// the first kernel.
+static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+    const struct tj_program *g = p->prog;
+    if ((p->dynamic || !in->filled) && !tj_exprs_eval(&g->exprs, args, in->vals))
+        return tj_fail(TRACE_ERR_SHAPE, "an extent or offset of the run overflows");
+    for (uint32_t i = 0; i < g->nguards; i++)
+        if (in->vals[g->guards[i].a] != in->vals[g->guards[i].b])
+            return tj_fail(TRACE_ERR_SHAPE, "extents %lld and %lld have to be equal",
+                           (long long)in->vals[g->guards[i].a], (long long)in->vals[g->guards[i].b]);
+    for (uint32_t b = 0; b < g->nbufs; b++) {
+        const struct tj_buf *buf = &g->bufs[b];
+        if (buf->kind == TJ_BUF_LEAF)
+            in->base[b] = tj_tensor_data(args->leaves[buf->index].tensor);
+        else if (buf->kind == TJ_BUF_OUT)
+            in->base[b] = tj_tensor_data(args->outs[buf->index]);
+    }
+    for (uint32_t i = 0; i < g->nsteps; i++) { // weights first: whether they are packed decides workspaces
+        struct plan_step *ps = &p->steps[i];
+        if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
+        struct tj_storage *st = args->leaves[ps->weight_leaf].tensor->st;
+        struct tj_view w;
+        view_of(in, &g->steps[i].b, &w);
+        if (!w.p || !tj_contract_pack_bytes(ps->contract, &w)) continue;
+        int64_t offset = (int64_t)(w.p - st->data) / (int64_t)tj_elem_bytes((tj_dtype)w.dtype);
+        tj_status s = tj_pack_get(p->jit, st, ps->contract, &w, offset, &in->packed[i]);
+        if (s) return s;
+    }
+    if (!in->placed || p->dynamic) {
+        uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
+        if (!order) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
+        size_t total = 0, step_max = 0;
+        bool ok = true;
+        for (uint32_t b = 0; b < g->nbufs && ok; b++) {
+            in->bytes[b] = 0;
+            if (g->bufs[b].kind != TJ_BUF_TEMP) continue;
+            ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
+        }
+        ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
+        if (order != scratch_small) tj_free(order);
+        for (uint32_t i = 0; i < g->nsteps && ok; i++) {
+            size_t n;
+            ok = step_workspace(p, i, in, &n);
+            if (ok && n > step_max) step_max = n;
+        }
+        if (!ok || total > SIZE_MAX / 4) return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
+        in->step_ws = round_up(total);
+        size_t want = in->step_ws + step_max;
+        if (want > in->ws_bytes) {
+            unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
+            if (!ws) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+            if (in->ws) tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
+            in->ws = ws;
+            in->ws_bytes = want;
+        }
+        in->placed = true;
+    }
+    for (uint32_t b = 0; b < g->nbufs; b++)
+        if (g->bufs[b].kind == TJ_BUF_TEMP) in->base[b] = in->ws + in->offset[b];
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        const struct tj_loop *l = &g->steps[i].loop;
+        const struct plan_step *ps = &p->steps[i];
+        if (!l->kernel) continue;
+        if (ps->dynamic || !in->filled)
+            for (uint32_t k = 0; k < l->kernel->nivals; k++) in->ivals[ps->ivals + k] = in->vals[l->ivals[k]];
+        for (uint32_t k = 0; k < l->kernel->nbufs; k++) in->bufs[ps->bufs + k] = in->base[l->bufs[k]];
+        for (uint32_t k = 0; k < l->kernel->nsvals; k++)
+            in->svals[ps->svals + k] = l->svals[k].is_const ? l->svals[k].value : args->params[l->svals[k].param].v;
+    }
+    in->filled = true;
+    return TRACE_OK;
+}
+
+static struct instance *instance_take(struct tj_plan *p) {
+    tj_lock(&p->lock);
+    struct instance *i = p->idle;
+    if (i) p->idle = i->next;
+    tj_unlock(&p->lock);
+    return i ? i : instance_new(p);
+}
+
+static void instance_give(struct tj_plan *p, struct instance *in) {
+    for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+        tj_pack_put(in->packed[i]);
+        in->packed[i] = NULL;
+    }
+    tj_lock(&p->lock);
+    in->next = p->idle;
+    p->idle = in;
+    tj_unlock(&p->lock);
+}
+
+// ---- run ------------------------------------------------------------------------------------------------------------
+
+struct loop_run {
+    struct tj_kargs args;
+    tj_kernel_fn fn;
+    struct cut cut;
+    unsigned char *scratch; // of task 0
+    size_t scratch_bytes;
+};
+
+static void loop_task(void *arg, size_t i) {
+    const struct loop_run *r = arg;
+    struct tj_kargs a = r->args;
+    a.scratch = r->scratch_bytes ? r->scratch + i * r->scratch_bytes : NULL;
+    int64_t lo = (int64_t)i * r->cut.step, n = r->cut.by_cols ? r->cut.cols : r->cut.rows;
+    int64_t hi = lo + r->cut.step < n ? lo + r->cut.step : n;
+    if (lo >= hi) return;
+    if (r->cut.by_cols)
+        r->fn(&a, 0, r->cut.rows, lo, hi);
+    else
+        r->fn(&a, lo, hi, 0, r->cut.cols);
+}
+
+static void loop_launch(struct tj_plan *p, struct loop_run *r, const struct tj_loop *l, const int64_t *vals,
+                        int64_t rows) {
+    r->cut = cut_loop(p, l, vals, rows);
+    if (r->cut.tasks > 1)
+        tj_pool_run(p->jit->ctx->pool, (size_t)r->cut.tasks, loop_task, r);
+    else
+        loop_task(r, 0);
+}
+
+static void loop_setup(const struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args,
+                       struct loop_run *r) {
+    const struct tj_loop *l = &p->prog->steps[i].loop;
+    const struct plan_step *ps = &p->steps[i];
+    r->args = (struct tj_kargs){.bufs = in->bufs + ps->bufs,
+                                .ivals = in->ivals + ps->ivals,
+                                .svals = in->svals + ps->svals,
+                                .err = args->err,
+                                .sites = l->sites,
+                                .helpers = p->jit->helpers};
+    r->fn = ps->code.fn;
+    r->scratch_bytes = round_up(tj_kernel_scratch(l->kernel, in->vals[l->row_elems]));
+    r->scratch = in->ws + in->step_ws;
+}
+
+static size_t scratch_slots(const struct tj_plan *p) {
+    int tasks = plan_threads(p) * 2;
+    return (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
+}
+
+static void run_loop(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+    const struct tj_loop *l = &p->prog->steps[i].loop;
+    struct loop_run r;
+    loop_setup(p, i, in, args, &r);
+    int64_t rows = in->vals[l->rows];
+    if (!l->kernel->split) {
+        loop_launch(p, &r, l, in->vals, rows);
+        return;
+    }
+    r.args.partials = r.scratch + r.scratch_bytes * scratch_slots(p);
+    loop_launch(p, &r, l, in->vals, rows * split_blocks(in->vals[l->row_elems]));
+    r.fn = p->steps[i].code.fn2;
+    r.cut = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
+    loop_task(&r, 0);
+}
+
+// A part of a contraction's result is finished: the fused pointwise or row kernel takes it while it is in cache.
+static void epilogue(void *arg, int slot, int64_t row0, int64_t row1, int64_t col0, int64_t col1) {
+    const struct loop_run *r = arg;
+    struct tj_kargs a = r->args;
+    a.scratch = r->scratch_bytes ? r->scratch + (size_t)slot * r->scratch_bytes : NULL;
+    r->fn(&a, row0, row1, col0, col1);
+}
+
+static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+    const struct tj_step *st = &p->prog->steps[i];
+    struct loop_run r;
+    size_t used = 0;
+    struct tj_contract_args a = {.pool = p->jit->ctx->pool,
+                                 .threads = plan_threads(p),
+                                 .packed = in->packed[i] ? tj_packed_data(in->packed[i]) : NULL,
+                                 .err = args->err,
+                                 .node = st->node};
+    view_of(in, &st->out, &a.out);
+    view_of(in, &st->a, &a.a);
+    view_of(in, &st->b, &a.b);
+    view_of(in, &st->c, &a.c);
+    view_of(in, &st->d, &a.d);
+    if (st->kind == TJ_STEP_SDPA)
+        a.scale = st->scale.is_const ? st->scale.value.f : args->params[st->scale.param].v.f;
+    if (st->loop.kernel) {
+        loop_setup(p, i, in, args, &r);
+        used = r.scratch_bytes * scratch_slots(p);
+        a.epilogue = epilogue;
+        a.epilogue_arg = &r;
+        a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
+    }
+    a.workspace = in->ws + in->step_ws + used;
+    tj_contract_run(p->steps[i].contract, &a);
+}
+
+tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
+    struct instance *in = instance_take(p);
+    if (!in) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
+    tj_status s = instance_prepare(p, in, args);
+    if (!s) {
+        for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+            if (p->prog->steps[i].kind == TJ_STEP_LOOP)
+                run_loop(p, i, in, args);
+            else
+                run_contract(p, i, in, args);
+        }
+        *args->launches += p->prog->nsteps;
+        *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];
+    }
+    instance_give(p, in);
+    return s;
+}
