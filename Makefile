@@ -118,7 +118,8 @@ SAN_SO := $(if $(CC_IS_CLANG),-Wl,-z,nodefs)
 
 SRC_ALL  := $(wildcard lib/*.c trace/*.c jit/*.c kernels/*.c)
 SRC_LLVM := $(filter %_llvm.c,$(SRC_ALL))
-SRC_LIB  := $(filter-out %_llvm.c,$(SRC_ALL))
+# One of the two files defines the CPU backend: the compiler's, or the one that says there is none.
+SRC_LIB  := $(filter-out %_llvm.c $(if $(filter no,$(LLVM)),jit/backend_cpu.c,jit/backend_none.c),$(SRC_ALL))
 TEST_SRC := $(wildcard tests/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC),$(wildcard tests/*.c))
 TEST_NAMES := $(patsubst tests/%.c,%,$(TEST_SRC))
