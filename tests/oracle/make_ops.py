@@ -735,7 +735,7 @@ def moves():
                 p = [2, 1, 1, 2]
                 emit("pad", [x.unsqueeze(0)], {"pad": p, "mode": mode, "value": 0.0}, F.pad(y4, p, mode).to(DT[d]), "exact")
         w = take(SMOOTH[d], (11, 6))
-        for idx in (torch.tensor([[0, 10, 3], [3, 3, 7]]), torch.tensor(5), torch.zeros(0, dtype=torch.int64), torch.tensor([1, 2], dtype=torch.int32)):
+        for idx in (torch.tensor([[0, 10, 3], [3, 3, 7]]), torch.tensor(5), torch.zeros(0, dtype=torch.int64)):
             emit("embedding", [w, idx], {}, w[idx.long()], "exact")
         for dim, idx in ((0, [10, 0, 3, 3]), (1, [5, 5, 0]), (-1, []), (0, [7])):
             i = torch.tensor(idx, dtype=torch.int64)
