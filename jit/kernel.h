@@ -111,8 +111,8 @@ struct tj_kargs {
 // Runs rows [row0, row1) x columns [col0, col1).
 //  POINTWISE: rows = linear index over dims [0, ndims-1), columns = the vector dim.
 //  ROWS: rows = linear index over [0, npar); columns ignored. COLS: rows = linear index over [0, npar), columns = last dim.
-//  split kernels, phase 1: rows = linear index over rows*blocks (block fastest; blocks of 4096 elements of the collapsed
-//  reduced dim): writes partials. Phase 2 (a second function): rows as for ROWS: joins the partials, does the rest.
+//  split kernels (the REDUCE is not ARGMAX or ARGMIN), phase 1: rows = linear index over rows*blocks (block fastest;
+//  blocks of 4096 elements of the collapsed reduced dim): writes partials. Phase 2 (a second function): rows as for ROWS: joins the partials, does the rest.
 typedef void (*tj_kernel_fn)(const struct tj_kargs *a, int64_t row0, int64_t row1, int64_t col0, int64_t col1);
 struct tj_kernel_code { tj_kernel_fn fn, fn2; /* fn2: phase 2 of split kernels, else NULL */ };
 
@@ -120,7 +120,11 @@ enum tj_helper {
     TJ_H_FMODF, TJ_H_FMOD, TJ_H_POW, TJ_H_EXP, TJ_H_LOG, TJ_H_SIN, TJ_H_COS, TJ_H_TANH, TJ_H_ERF, TJ_H_LOG1P, TJ_HELPERS
 }; // double f(double) or double f(double, double) from libm, but FMODF: float f(float, float)
 
-// Bytes of scratch a thread needs for a kernel whose reduced row has `row_elems` elements (cached values, partials).
+// Bytes of scratch a thread needs for a kernel whose reduced row has `row_elems` elements (cached values, partials):
+// what tj_kernel_scratch returns. Layout: a row buffer for every CACHE instruction, in order: row_elems rounded up to
+// TJ_ROW_PAD (emitted code stores whole vectors), TJ_ROW_ELEM bytes each; then, in COLS kernels, TJ_COLS_PARTIALS bytes for
+// every REDUCE: 64 partials, their indices (ARGMAX, ARGMIN), and the stack of blocks, each of 16 lanes of 8 bytes.
+enum { TJ_ROW_PAD = 64, TJ_ROW_ELEM = 8, TJ_COLS_PARTIALS = 3 * 64 * 16 * 8 };
 size_t tj_kernel_scratch(const struct tj_kernel *k, int64_t row_elems);
 uint64_t tj_kernel_hash(const struct tj_kernel *k);
 bool tj_kernel_equal(const struct tj_kernel *a, const struct tj_kernel *b);
