@@ -40,6 +40,10 @@ struct trace_context {
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
 void tj_context_retain(trace_context *ctx);
+void tj_context_drop(trace_context *ctx); // drops a reference taken by tj_context_retain (trace/context.c)
+// Creates ctx->buffers; frees it with all it keeps. Both by trace/context.c, at the context's begin and end.
+bool tj_buffers_create(trace_context *ctx);
+void tj_buffers_destroy(trace_context *ctx);
 // Sends an event: counters, log line, callback. where may be {NULL,0}.
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where, int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
 
@@ -49,6 +53,8 @@ enum tj_value_state { TJ_V_PENDING, TJ_V_STORED /* result kept in a tensor */, T
 struct tj_value {
     uint8_t state;                // enum tj_value_state
     bool ended;                   // host released it: not stored at a break
+    bool packed;                  // its strides are known to be row-major (recorder)
+    bool alias;                   // a COPY that only gives a repeated op a handle of its own (recorder)
     uint32_t count;               // host references
     struct trace_tensor *tensor;  // STORED: holds a reference
     tj_ref root;                  // memory this value aliases: a LEAF or a computed value; itself when it owns its content
@@ -60,7 +66,8 @@ struct tj_run {
     uint64_t generation;          // in every handle of this run
     struct tj_trace trace;        // everything recorded in this run
     struct tj_value *values; uint32_t capvalues; // one a node
-    uint32_t *intern; uint32_t internsize;       // open-addressed table of node indices, stamped
+    struct tj_record *rec;        // the recorder's tables (trace/record.c): interned nodes, leaves
+    tj_ref fresh_from;            // nodes before it are not merged with; trace/region.c sets it to nnodes at a break
     bool written;                 // some memory was written: handles resolve to the current content
     bool broke;                   // a break has run part of the trace
     bool eager;                   // TRACE_MODE_EAGER scope: ops run at once
@@ -94,8 +101,43 @@ tj_ref tj_resolve(struct tj_run *run, trace_tensor *t, const char *op, struct tj
 tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input); // input: declared index + 1 or 0
 // Memory roots written so far whose root is a leaf: fills refs of their latest UPDATE (at most cap), returns how many.
 uint32_t tj_run_writes(struct tj_run *run, tj_ref *out, uint32_t cap);
+// Where a recorded value lies when it is a view of memory from outside (a leaf itself included): tensor is the leaf's,
+// offset and strides in elements of its storage. False when the value is computed. The content there is the value's
+// once the writes of the run have been executed.
+struct tj_view {
+    struct trace_tensor *tensor; // of the leaf: holds storage and dtype
+    struct trace_tensor *source; // the handle it was captured from when the value is that whole tensor, else NULL
+    size_t rank;
+    int64_t offset, dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
+};
+bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_view *v);
+// trace_write to borrowed memory that recorded ops still read: a break of kind write. Runs everything recorded that reads
+// or writes the memory of t; after it the recorder changes the memory (trace/break.c).
+tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc);
+// End of a run: drops leaves, stored values and the recorded nodes, keeps the memory for the next run. A run is zeroed
+// at its birth and gets region, ctx and generation before each use; dispose also frees the recorder's memory.
+void tj_run_drop(struct tj_run *run);
+void tj_run_dispose(struct tj_run *run);
+// A failed inner scope: nodes from nnodes on are dead, writes among them undone.
+void tj_run_rollback(struct tj_run *run, uint32_t nnodes);
 // Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns the
 // owned tensor of `result` (or, for in-place ops, target itself); both are called by the recorder around each op.
 struct tj_run *tj_eager_begin(trace_context *ctx, const char *op, struct tj_loc loc);
 trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target);
+// In trace/record*.c. reset: forgets what an earlier run left in trace, values and intern table, keeps the memory; called
+// with the new generation set. drop: gives back what the run holds (leaf tensors, stored values). free: frees the arrays.
+void tj_run_reset(struct tj_run *run);
+void tj_run_drop(struct tj_run *run);
+void tj_run_free(struct tj_run *run);
+// In trace/break.c. Before the host replaces the content of t in place while a run is open: when recorded ops that have
+// not run yet read or write its memory, runs them (a graph break of kind "write"). TRACE_OK: t may be written now.
+tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc);
+// In trace/eager.c. trace_release of a real tensor while an eager scope is open: when the scope holds t for its end, it
+// gives up that reference, which is the one that the caller then drops.
+void tj_eager_forget(struct tj_run *run, struct trace_tensor *t);
+// In trace/context.c: drops a reference that the library itself took with tj_context_retain.
+void tj_context_release(trace_context *ctx);
+// In trace/tensor.c: frees released buffers and handles kept for reuse; ctx->buffers may be NULL.
+void tj_buffers_free(trace_context *ctx);
+// In trace/region.c: tj_current, tj_op_fail.
 #endif

@@ -87,7 +87,8 @@ enum {
     TJ_LEAF_CARRIED = 4,   // computed by an earlier segment of the same run
 };
 struct tj_leaf {
-    struct trace_tensor *tensor; // borrowed for the run
+    struct trace_tensor *tensor; // borrowed for the run: content and place as captured
+    struct trace_tensor *source; // the host's handle it was captured from; NULL when there is none
 };
 
 struct tj_trace {
@@ -101,6 +102,7 @@ struct tj_trace {
     struct tj_leaf *leaves; uint32_t capleaves;
     struct tj_param *params; uint32_t nparams, capparams;
     struct tj_loc *locs; uint32_t caplocs;            // one a node
+    uint32_t *shapetab; uint32_t capshapetab, nshapes; // hash table over dims: offset + 1, 0 = empty
 };
 
 static inline const tj_ref *tj_node_in(const struct tj_trace *t, const struct tj_node *n) {

@@ -36,6 +36,9 @@ struct trace_tensor {
     const char *op;           // who made it ("from", "add"), for leak reports
     struct tj_loc loc;        // where
     struct trace_tensor *prev, *next; // live list of the context
+    trace_context *ctx;       // holds a reference
+    atomic_int guard;         // short spin lock over st: trace_write may install another storage
+    bool internal;            // the library's own: not in the live list
 };
 enum { TJ_T_READY, TJ_T_DEFERRED /* item_later before the end of its run */, TJ_T_FAILED };
 
@@ -48,6 +51,14 @@ static inline bool tj_is_value(const trace_tensor *t) { return (uintptr_t)t & 1;
 struct trace_tensor *tj_tensor_new(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op, struct tj_loc loc);
 // A view: shares st (takes a reference of its own).
 struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int64_t *dims, const int64_t *strides, size_t rank, int64_t offset, const char *op, struct tj_loc loc);
+// No storage yet (state TJ_T_DEFERRED); tj_tensor_fulfil gives it src's storage and place, or FAILED when src is NULL.
+struct trace_tensor *tj_tensor_deferred(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op, struct tj_loc loc);
+void tj_tensor_fulfil(struct trace_tensor *t, struct trace_tensor *src);
+// The storage t has now, with a reference of the caller's; dropped with tj_storage_drop.
+struct tj_storage *tj_tensor_storage(struct trace_tensor *t);
+void tj_storage_drop(struct tj_storage *st);
+// Whether two tensors may share memory: exact for disjoint ranges and for interleaved elements, else true.
+bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b);
 // Copies between any two layouts of equal shape and dtype (plain loops).
 void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides, const int64_t *dims, size_t rank, size_t elem);
 #endif
