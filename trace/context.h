@@ -40,10 +40,6 @@ struct trace_context {
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
 void tj_context_retain(trace_context *ctx);
-void tj_context_drop(trace_context *ctx); // drops a reference taken by tj_context_retain (trace/context.c)
-// Creates ctx->buffers; frees it with all it keeps. Both by trace/context.c, at the context's begin and end.
-bool tj_buffers_create(trace_context *ctx);
-void tj_buffers_destroy(trace_context *ctx);
 // Sends an event: counters, log line, callback. where may be {NULL,0}.
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where, int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
 
@@ -111,13 +107,6 @@ struct tj_view {
     int64_t offset, dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
 };
 bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_view *v);
-// trace_write to borrowed memory that recorded ops still read: a break of kind write. Runs everything recorded that reads
-// or writes the memory of t; after it the recorder changes the memory (trace/break.c).
-tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc);
-// End of a run: drops leaves, stored values and the recorded nodes, keeps the memory for the next run. A run is zeroed
-// at its birth and gets region, ctx and generation before each use; dispose also frees the recorder's memory.
-void tj_run_drop(struct tj_run *run);
-void tj_run_dispose(struct tj_run *run);
 // A failed inner scope: nodes from nnodes on are dead, writes among them undone.
 void tj_run_rollback(struct tj_run *run, uint32_t nnodes);
 // Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns the
