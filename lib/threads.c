@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -209,6 +210,7 @@ struct tj_pool {
     // Cold.
     _Alignas(64) _Atomic uint32_t busy; // a thread owns the pool
     _Atomic int pid;                    // process the workers belong to; 0 while a child takes over
+    _Atomic uint32_t *same_process;     // in a page of its own that the kernel clears in a child; NULL: not to be had
     _Atomic bool stop;
     bool started;
     int threads, workers; // wanted in all; running besides the owner
@@ -338,6 +340,26 @@ static void start_workers(struct tj_pool *p) {
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
+static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+// getpid is a system call and costs as much as a short job; the cleared page tells the same for the price of a load.
+static void watch_fork(struct tj_pool *p) {
+    void *page = mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+        return;
+    }
+    if (madvise(page, page_bytes(), MADV_WIPEONFORK)) {
+        (void)munmap(page, page_bytes());
+        return;
+    }
+    p->same_process = page;
+    atomic_store(p->same_process, 1);
+}
+
+static int process_of(const struct tj_pool *p, int pid) {
+    return p->same_process && atomic_load_explicit(p->same_process, memory_order_relaxed) ? pid : (int)getpid();
+}
+
 struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *, size_t, tj_task, void *), void *user) {
     struct tj_pool *p = tj_aligned_alloc(sizeof *p);
     if (!p) {
@@ -356,6 +378,11 @@ struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *, size_t, tj_
     p->host_for = host_for;
     p->user = user;
     atomic_init(&p->pid, (int)getpid());
+    if (p->threads > 1 && !host_for) {
+        int saved = errno;
+        watch_fork(p);
+        errno = saved;
+    }
     return p;
 }
 
@@ -370,6 +397,9 @@ void tj_pool_destroy(struct tj_pool *p) {
         for (int i = 0; i < p->workers; i++) {
             (void)pthread_join(p->handles[i], NULL);
         }
+    }
+    if (p->same_process) {
+        (void)munmap(p->same_process, page_bytes());
     }
     tj_free(p->handles);
     tj_aligned_free(p);
@@ -406,7 +436,7 @@ static void run_host_task(void *arg, size_t i) {
 // True when the calling thread now owns the pool. In a child of fork the first caller takes the pool over from a
 // process whose threads, the former owner included, aren't here.
 static bool acquire(struct tj_pool *p) {
-    int me = (int)getpid(), pid = atomic_load_explicit(&p->pid, memory_order_acquire);
+    int pid = atomic_load_explicit(&p->pid, memory_order_acquire), me = process_of(p, pid);
     if (TJ_UNLIKELY(pid != me)) {
         if (!pid || !atomic_compare_exchange_strong(&p->pid, &pid, 0)) {
             return false;
@@ -417,6 +447,9 @@ static bool acquire(struct tj_pool *p) {
         atomic_store(&p->owner_sleeps, 0);
         atomic_store(&p->busy, 1);
         atomic_store(&p->pid, me);
+        if (p->same_process) {
+            atomic_store(p->same_process, 1);
+        }
         return true;
     }
     return !atomic_load_explicit(&p->busy, memory_order_relaxed) &&

@@ -801,6 +801,18 @@ START_TEST(pool_workers_are_no_part_of_the_host) {
 }
 END_TEST
 
+static _Atomic int owning; // 0 before the first job, 1 while jobs run, 2: stop
+
+static void *own(void *arg) {
+    struct count c = {.pool = arg};
+    do {
+        tj_pool_run(arg, 8, count_task, &c);
+        int first = 0;
+        (void)atomic_compare_exchange_strong(&owning, &first, 1);
+    } while (atomic_load(&owning) != 2);
+    return NULL;
+}
+
 START_TEST(pool_after_fork) {
     if (UNDER_TSAN) {
         return; // it refuses threads in the child of a threaded parent
@@ -837,7 +849,10 @@ START_TEST(pool_after_fork) {
     waitpid(pid, &status, 0);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     pthread_t t;
-    ck_assert_int_eq(pthread_create(&t, NULL, hammer, p), 0);
+    ck_assert_int_eq(pthread_create(&t, NULL, own, p), 0);
+    while (!atomic_load(&owning)) { // a thread that starts or ends holds locks of a sanitizer's allocator
+        sched_yield();
+    }
     for (int k = 0; k < 20; k++) {
         pid = fork();
         if (pid == 0) {
@@ -854,6 +869,7 @@ START_TEST(pool_after_fork) {
         waitpid(pid, &status, 0);
         ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d: status %x", k, (unsigned)status);
     }
+    atomic_store(&owning, 2);
     pthread_join(t, NULL);
     tj_pool_run(p, 8, count_task, &c);
     check_counts(&c, 8, 2);
