@@ -81,12 +81,13 @@ endif
 ifeq ($(LLVM_LINK),shared)
 LLVM_LIBS = $(shell $(LLVM_CONFIG) --ldflags --link-shared --libs)
 else
-LLVM_COMPONENTS := core target codegen $(addprefix $(LLVM_TARGET),codegen asmparser desc info)
+LLVM_COMPONENTS := core target codegen analysis $(addprefix $(LLVM_TARGET),codegen asmparser desc info)
+# LLVM's own needs (zlib and zstd, of which sections may be compressed): static where there is an archive.
+find_lib = $(firstword $(filter /%,$(foreach f,lib$(1).a lib$(1).so lib$(1).so.1,$(shell $(CXX) -print-file-name=$(f)))))
+LLVM_SYSTEM_LIBS = $(foreach l,$(filter-out rt dl m pthread,$(patsubst -l%,%,$(filter -l%,$(shell $(LLVM_CONFIG) --link-static --system-libs \
+  $(LLVM_COMPONENTS))))),$(call find_lib,$(l)))
 LLVM_LIBS = $(shell $(LLVM_CONFIG) --ldflags) -Wl,--start-group $(shell $(LLVM_CONFIG) --link-static --libs $(LLVM_COMPONENTS)) \
-  -Wl,--end-group -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--exclude-libs,ALL -Wl,--as-needed $(LLVM_SYSTEM_LIBS)
-# Most of LLVM's system libraries fall away with the sections that use them; only what is installed is offered.
-LLVM_SYSTEM_LIBS = $(foreach l,$(filter-out %libz3.so,$(shell $(LLVM_CONFIG) --link-static --system-libs $(LLVM_COMPONENTS))),\
-  $(if $(wildcard $(patsubst -l%,/usr/lib/*/lib%.so,$(l)) $(patsubst -l%,/usr/lib/lib%.so,$(l)) $(patsubst -l%,/usr/lib64/lib%.so,$(l))),$(l)))
+  -Wl,--end-group -Wl,--as-needed $(LLVM_SYSTEM_LIBS) -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,--exclude-libs,ALL
 endif
 endif
 
@@ -123,8 +124,9 @@ SRC_LIB  := $(filter-out %_llvm.c $(if $(filter no,$(LLVM)),jit/backend_cpu.c,ji
 TEST_SRC := $(wildcard tests/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC),$(wildcard tests/*.c))
 TEST_NAMES := $(patsubst tests/%.c,%,$(TEST_SRC))
-EMBED    := $(basename $(wildcard tests/embed/*.c tests/embed/*.cpp))
-EXAMPLES := $(notdir $(wildcard docs/examples/*.c docs/examples/*.cpp))
+# x.c makes program x, x.cpp makes x_cpp.
+EMBED    := $(patsubst %.cpp,%_cpp,$(patsubst %.c,%,$(wildcard tests/embed/*.c tests/embed/*.cpp)))
+EXAMPLES := $(patsubst %.cpp,%_cpp,$(patsubst %.c,%,$(notdir $(wildcard docs/examples/*.c docs/examples/*.cpp))))
 BENCHES  := $(wildcard bench/*.c)
 PUBLIC   := $(wildcard include/*.h include/*.hpp)
 FORMAT_SRC := $(wildcard $(foreach d,include lib trace jit kernels tests tests/embed bench docs/examples,$(foreach e,c h hpp cpp,$(d)/*.$(e))))
@@ -141,7 +143,7 @@ OBJ_LLVM_$(1) := $(SRC_LLVM:%.c=build/$(1)$(TAG)/%.o)
 LIB_$(1) := $$(D_$(1))/libtracejit.so $$(D_$(1))/libtracejit.a $(if $(HAS_MODULE),build/$(1)$(TAG)/libtracejit-llvm.so)
 TESTS_$(1) := $(TEST_NAMES:%=build/$(1)$(TAG)/%)
 EMBED_$(1) := $(EMBED:%=build/$(1)$(TAG)/%)
-EXAMPLES_$(1) := $(basename $(EXAMPLES:%=build/$(1)$(TAG)/examples/%))
+EXAMPLES_$(1) := $(EXAMPLES:%=build/$(1)$(TAG)/examples/%)
 
 # A change of flags rebuilds; a change of this file alone doesn't.
 $$(D_$(1))/flags: FORCE
@@ -201,7 +203,7 @@ $$(D_$(1))/tests/embed/%: tests/embed/%.c $$(D_$(1))/libtracejit.so $(PUBLIC)
 	@mkdir -p $$(@D)
 	$$(Q)$(CC) -std=c11 -D_GNU_SOURCE $(O) -g -Wall -Wextra -Werror -pthread $(SAN_$(1)) -Iinclude -o $$@ $$< \
 	  -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/../..' $(LIBS)
-$$(D_$(1))/tests/embed/%: tests/embed/%.cpp $$(D_$(1))/libtracejit.so $(PUBLIC)
+$$(D_$(1))/tests/embed/%_cpp: tests/embed/%.cpp $$(D_$(1))/libtracejit.so $(PUBLIC)
 	$$(call say,CXXLD,$$@)
 	@mkdir -p $$(@D)
 	$$(Q)$(CXX) $(CXXFLAGS_ALL) $(SAN_$(1)) -Iinclude -o $$@ $$< -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/../..' $(LIBS)
@@ -211,7 +213,7 @@ $$(D_$(1))/examples/%: docs/examples/%.c $$(D_$(1))/libtracejit.so $(PUBLIC)
 	@mkdir -p $$(@D)
 	$$(Q)$(CC) -std=c11 $(O) -g -Wall -Wextra -Werror -pthread $(SAN_$(1)) -Iinclude -o $$@ $$< \
 	  -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/..' $(LIBS)
-$$(D_$(1))/examples/%: docs/examples/%.cpp $$(D_$(1))/libtracejit.so $(PUBLIC)
+$$(D_$(1))/examples/%_cpp: docs/examples/%.cpp $$(D_$(1))/libtracejit.so $(PUBLIC)
 	$$(call say,CXXLD,$$@)
 	@mkdir -p $$(@D)
 	$$(Q)$(CXX) $(CXXFLAGS_ALL) $(SAN_$(1)) -Iinclude -o $$@ $$< -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/..' $(LIBS)
@@ -233,6 +235,90 @@ tests: $(TESTS_release) $(EMBED_release)
 examples: $(EXAMPLES_release)
 deps:
 	@bash .ci/deps $(if $(filter no,$(LLVM)),--no-llvm)
+
+
+# ---- tests: $(1) target, $(2) variant, $(3) environment
+# libcheck runs each test in a child process; a sanitizer that doesn't follow forks gets them in one process.
+TEST_ENV_release :=
+TEST_ENV_asan  := ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1:allocator_may_return_null=1
+TEST_ENV_ubsan := UBSAN_OPTIONS=print_stacktrace=1
+TEST_ENV_tsan  := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0 CK_FORK=no RUN_PREFIX='setarch -R'
+# Binaries to run; T="lib pool" picks by name.
+picked = $(if $(T),$(foreach n,$(T),$(filter %/test_$(n) %/$(n),$(1))),$(1))
+
+define TEST
+.PHONY: $(1)
+$(1): $(LIB_$(2)) $(TESTS_$(2)) $(EMBED_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2)))
+	@env $(TEST_ENV_$(2)) TRACEJIT_LLVM=$(if $(HAS_MODULE),$(CURDIR)/$(D_$(2))/libtracejit-llvm.so) \
+	  bash tests/run.sh $(D_$(2))/tests.log $$(call picked,$(TESTS_$(2)) $(EMBED_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2))))
+endef
+$(eval $(call TEST,test,release))
+$(foreach v,asan ubsan tsan,$(eval $(call TEST,test-$(v),$(v))))
+
+# ---- benchmarks, demo
+
+build/bench/%: bench/%.c $(LIB_release) $(PUBLIC) $(wildcard bench/*.h)
+	$(call say,CCLD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE $(O) -g -Wall -Wextra -Werror -pthread -Iinclude -o $@ $< -L$(D_release) -ltracejit \
+	  '-Wl,-rpath,$$ORIGIN/../release$(TAG)' $(LIBS)
+bench: $(BENCHES:bench/%.c=build/bench/%)
+
+demo: $(LIB_release) $(D_release)/examples/digits
+	cd docs/examples && $(CURDIR)/$(D_release)/examples/digits $(DEMO_ARGS)
+
+# ---- install
+
+install: $(LIB_release) lib/tracejit.pc.in lib/tracejitConfig.cmake.in lib/tracejitConfigVersion.cmake.in
+	$(INSTALL) -d '$(DESTDIR)$(includedir)' '$(DESTDIR)$(libdir)/pkgconfig' '$(DESTDIR)$(libdir)/cmake/tracejit'
+	$(INSTALL) -m 644 $(PUBLIC) '$(DESTDIR)$(includedir)'
+	$(INSTALL) -m 755 $(D_release)/libtracejit.so.$(VERSION) '$(DESTDIR)$(libdir)'
+	ln -sf libtracejit.so.$(VERSION) '$(DESTDIR)$(libdir)/libtracejit.so.$(SOMAJOR)'
+	ln -sf libtracejit.so.$(SOMAJOR) '$(DESTDIR)$(libdir)/libtracejit.so'
+	$(INSTALL) -m 644 $(D_release)/libtracejit.a '$(DESTDIR)$(libdir)'
+	$(if $(HAS_MODULE),$(INSTALL) -m 755 $(D_release)/libtracejit-llvm.so '$(DESTDIR)$(libdir)' && \
+	  $(STRIP) --strip-unneeded '$(DESTDIR)$(libdir)/libtracejit-llvm.so')
+	$(call fill,lib/tracejit.pc.in) >'$(DESTDIR)$(libdir)/pkgconfig/tracejit.pc'
+	$(call fill,lib/tracejitConfig.cmake.in) >'$(DESTDIR)$(libdir)/cmake/tracejit/tracejitConfig.cmake'
+	$(call fill,lib/tracejitConfigVersion.cmake.in) >'$(DESTDIR)$(libdir)/cmake/tracejit/tracejitConfigVersion.cmake'
+fill = sed -e 's|@prefix@|$(PREFIX)|g' -e 's|@libdir@|$(libdir)|g' -e 's|@includedir@|$(includedir)|g' \
+  -e 's|@version@|$(VERSION)|g' -e 's|@soname@|libtracejit.so.$(SOMAJOR)|g' $(1)
+
+test-install: $(LIB_release)
+	@rm -rf $(D_release)/stage && $(MAKE) --no-print-directory -s install PREFIX='$(CURDIR)/$(D_release)/stage' \
+	  libdir='$(CURDIR)/$(D_release)/stage/lib' includedir='$(CURDIR)/$(D_release)/stage/include' DESTDIR=
+	@CC='$(CC)' CXX='$(CXX)' bash tests/test_embed_install.sh '$(CURDIR)/$(D_release)/stage'
+
+# ---- checks of the text
+
+format:
+	$(CLANG_FORMAT) -i $(FORMAT_SRC)
+format-check:
+	$(if $(CLANG_FORMAT),,$(error clang-format is missing: .ci/deps --all))
+	@$(CLANG_FORMAT) --dry-run -Werror $(FORMAT_SRC) && echo 'format: $(words $(FORMAT_SRC)) files in order'
+tidy:
+	$(CLANG_TIDY) --quiet $(SRC_LIB) $(if $(HAS_MODULE),$(SRC_LLVM)) -- -std=c11 -D_GNU_SOURCE $(LLVM_INCLUDE:%=-isystem %) \
+	  -DTJ_LLVM_DEFAULT_DIR='"$(libdir)"'
+
+# The public headers stand alone, in every language and mode that a host may compile them in.
+STRICT := -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only
+header-check:
+	@set -e; for h in $(notdir $(wildcard include/*.h)); do \
+	  for cc in gcc clang; do for f in '-std=c11 -Wstrict-prototypes -Wmissing-prototypes' '-std=c11 -DTRACE_NO_MACROS' '-std=gnu17'; do \
+	    echo "#include <$$h>" | $$cc -x c $$f $(STRICT) -Iinclude -; done; done; \
+	  for cxx in g++ clang++; do for f in -std=c++17 -std=c++20; do \
+	    echo "#include <$$h>" | $$cxx -x c++ $$f $(STRICT) -Iinclude -; done; done; echo "header: $$h"; done
+	@set -e; for h in $(notdir $(wildcard include/*.hpp)); do for cxx in g++ clang++; do for f in -std=c++17 -std=c++20; do \
+	    echo "#include <$$h>" | $$cxx -x c++ $$f $(STRICT) -Iinclude -; done; done; echo "header: $$h"; done
+
+# docs/abi.list has what a compiled host depends on: exported symbols, prototypes, enum values, struct layouts.
+build/abi.list: .ci/abi $(D_release)/libtracejit.so $(PUBLIC)
+	@bash .ci/abi $(D_release)/libtracejit.so >$@
+abi-check: build/abi.list
+	@diff -u docs/abi.list build/abi.list && echo 'abi: as in docs/abi.list' || \
+	  { echo 'abi: differs from docs/abi.list; see docs/abi.md, then make abi-update'; exit 1; }
+abi-update: build/abi.list
+	cp build/abi.list docs/abi.list
 
 clean:
 	rm -rf build
