@@ -19,6 +19,7 @@
 # Sources are found by wildcard. Names decide where a file goes:
 #   lib/*.c trace/*.c jit/*.c kernels/*.c     libtracejit
 #   jit/*_llvm.c kernels/*_llvm.c             the compiler module: they call the LLVM C API
+#   jit/backend_none.c                        with LLVM=no, instead of jit/backend_cpu.c
 #   tests/test_*.c                            one libcheck program each, linked with all internals (tj_*)
 #   tests/*.c, the others                     helpers, linked into each test program
 #   tests/embed/*.c *.cpp, docs/examples/*.c *.cpp   programs linked with the public shared library; those in
@@ -35,6 +36,7 @@ O        ?= -O2
 LLVM     ?= yes
 LLVM_LINK ?= static
 INSTALL  ?= install
+DEMO_ARGS ?= digits.safetensors
 STRIP    ?= strip
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 CLANG_TIDY ?= $(firstword $(shell command -v clang-tidy-14 clang-tidy))

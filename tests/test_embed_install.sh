@@ -8,7 +8,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 unset TRACEJIT_LLVM
-CC=${CC:-gcc} CXX=${CXX:-g++}
+read -ra cc <<<"${CC:-gcc}"
+read -ra cxx <<<"${CXX:-g++}"
 passed=0 failed=0
 
 check() { # name command...
@@ -37,7 +38,7 @@ fi
 
 for lang in c cpp; do
     [ -e "$src/hello.$lang" ] || continue
-    if [ $lang = c ]; then compiler=($CC -std=c11) lib=C; else compiler=($CXX -std=c++17) lib=CXX; fi
+    if [ $lang = c ]; then compiler=("${cc[@]}" -std=c11) lib=C; else compiler=("${cxx[@]}" -std=c++17) lib=CXX; fi
     # shellcheck disable=SC2046
     check "hello.$lang, pkg-config, shared: compiles" "${compiler[@]}" "$src/hello.$lang" -o "$work/$lang.shared" $(flags --cflags --libs) \
         "-Wl,-rpath,$prefix/lib"
