@@ -1,0 +1,242 @@
+// kernels/matmul.c: MATMUL steps: batches, blocks of rows and panels, operands packed where tiles can't read them.
+//
+//   items          one (batch, block of rows, range of panels); each calls the epilogue for what it finished
+//     sub-block    rows whose results stay in the second cache
+//       chunk of k a panel piece stays in the first two caches while the rows pass over it
+//         panel    all tiles of the sub-block's rows
+#include "contract_impl.h"
+
+// What a run with these views does; computed alike for sizing and running.
+struct matmul {
+    const struct tj_contract *c;
+    const struct tj_contract_args *a;
+    int batch_dims;            // of a, b, out that are left after merging; one batch is m x n
+    int64_t m, n, k, batches;
+    int64_t sam, sak, sbk, sbn, som; // strides in elements
+    struct tj_view bb;         // b with batch dims that broadcast made 1: its distinct matrices
+    int64_t bcount, panels;    // distinct matrices of b; panels of one
+    bool copy_a;               // rows of A don't have unit stride
+    int slots;
+    int64_t block, sub;        // rows of an item and of a sub-block
+    int64_t per;               // panels of an item
+    int64_t row_blocks, col_blocks;
+    size_t at_b, at_a;         // in the workspace
+    const unsigned char *packed;
+};
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Batch dims of b that broadcast hold one matrix.
+static struct tj_view distinct(const struct tj_view *b) {
+    struct tj_view v = *b;
+    for (int d = 0; d < v.rank - 2; d++) {
+        if (v.strides[d] == 0 && v.dims[d] > 1) {
+            v.dims[d] = 1;
+        }
+    }
+    return v;
+}
+
+static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes) {
+    const struct tj_view *out = &a->out;
+    int last = out->rank - 2; // dim of M
+    *p = (struct matmul){.c = c, .a = a, .n = out->dims[last + 1], .k = a->b.dims[last]};
+    p->bb = distinct(&a->b);
+    p->m = out->dims[last];
+    p->sam = a->a.strides[last];
+    p->som = out->strides[last];
+    p->sak = a->a.strides[last + 1];
+    p->sbk = a->b.strides[last];
+    p->sbn = a->b.strides[last + 1];
+    p->batch_dims = last;
+    // Rows of batches that share b are rows of one matrix, where their addresses go on evenly.
+    while (p->batch_dims > 0) {
+        int d = p->batch_dims - 1;
+        int64_t n = out->dims[d];
+        if (n > 1) {
+            if (a->b.strides[d] != 0) {
+                break;
+            }
+            if (p->m == 1) {
+                p->sam = a->a.strides[d];
+                p->som = out->strides[d];
+            } else if (a->a.strides[d] != p->m * p->sam || out->strides[d] != p->m * p->som) {
+                break;
+            }
+            p->m *= n;
+        }
+        p->batch_dims = d;
+    }
+    p->batches = tj_view_count(out, p->batch_dims);
+    p->bcount = tj_view_count(&p->bb, p->batch_dims);
+    p->panels = ceil_div(p->n, c->nr);
+    p->copy_a = p->sak != 1 && p->k > 1;
+    p->slots = tj_slots(a, (double)p->batches * (double)p->m * (double)p->n * (double)p->k);
+
+    // Sub-blocks: C's rows and A's in half the second cache, whole tiles.
+    int64_t row_bytes = (p->n + (p->k < c->kchunk ? p->k : c->kchunk)) * c->size;
+    int64_t high = c->tiles[0].mr, sub = (int64_t)c->l2 / 2 / (row_bytes > 0 ? row_bytes : 1);
+    sub = sub > 96 ? 96 : sub < 2 * high ? 2 * high : sub;
+    p->sub = sub / high * high;
+    p->block = p->sub;
+    p->row_blocks = ceil_div(p->m, p->block);
+    if (p->slots > 1 && p->batches == 1 && p->row_blocks % p->slots) { // as many for every thread
+        int64_t even = ceil_div(p->row_blocks, p->slots) * p->slots;
+        p->block = ceil_div(ceil_div(p->m, even), high) * high;
+        p->row_blocks = ceil_div(p->m, p->block);
+    }
+    p->col_blocks = 1;
+    p->per = p->panels;
+    int64_t items = p->batches * p->row_blocks;
+    if (p->slots > 1 && items < 4 * p->slots) {
+        // Too few items to share evenly: lower blocks first, as long as a block reads each panel for several tiles.
+        int64_t want = 2 * p->slots, by_rows = ceil_div(want, p->batches);
+        int64_t block = ceil_div(ceil_div(p->m, by_rows), high) * high;
+        if (block >= 4 * high) {
+            p->block = block < p->sub ? block : p->sub;
+            p->row_blocks = ceil_div(p->m, p->block);
+            items = p->batches * p->row_blocks;
+        }
+        if (items < want && p->panels > 1) {
+            int64_t cols = ceil_div(want, items);
+            p->per = ceil_div(p->panels, cols < p->panels ? cols : p->panels);
+            p->col_blocks = ceil_div(p->panels, p->per);
+        }
+    }
+    int64_t panel_elems, all;
+    if (!a->packed && (!tj_size_mul(p->panels * c->nr, p->k, &panel_elems) ||
+                       !tj_size_mul(panel_elems, p->bcount, &all) || !tj_space(bytes, all, c->size, &p->at_b))) {
+        return false;
+    }
+    if (p->copy_a &&
+        (!tj_size_mul(p->slots, p->block, &all) || !tj_size_mul(all, p->k, &all) || !tj_space(bytes, all, c->size, &p->at_a))) {
+        return false;
+    }
+    return true;
+}
+
+bool tj_matmul_workspace(const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes) {
+    struct matmul p;
+    *bytes = 0;
+    return plan(&p, c, a, bytes);
+}
+
+// ---- packing --------------------------------------------------------------------------------------------------------
+
+size_t tj_matmul_pack_bytes(const struct tj_contract *c, const struct tj_view *w) {
+    struct tj_view v = distinct(w);
+    int64_t k = v.dims[v.rank - 2], panels = ceil_div(v.dims[v.rank - 1], c->nr), n, elems;
+    size_t bytes = 0, at;
+    bool ok = tj_numel(v.dims, v.rank - 2u, &n) && tj_size_mul(panels * c->nr, k, &elems) && tj_size_mul(elems, n, &elems) &&
+              tj_space(&bytes, elems, c->size, &at);
+    return ok ? bytes : 0;
+}
+
+void tj_matmul_pack(const struct tj_contract *c, const struct tj_view *w, void *dst) {
+    struct tj_view v = distinct(w);
+    const int r = v.rank;
+    int64_t k = v.dims[r - 2], n = v.dims[r - 1], panels = ceil_div(n, c->nr), count = tj_view_count(&v, r - 2);
+    for (int64_t i = 0; i < count; i++) {
+        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->size, v.p + tj_view_at(&v, r - 2, i, c->size), k,
+                       n, v.strides[r - 2], v.strides[r - 1], c->nr, c->size, 0, panels);
+    }
+}
+
+enum { PACK_PANELS = 4 }; // panels one item packs
+
+static void pack_item(void *ctx, int slot, int64_t item) {
+    const struct matmul *p = ctx;
+    (void)slot;
+    int64_t groups = ceil_div(p->panels, PACK_PANELS), i = item / groups, p0 = item % groups * PACK_PANELS;
+    int64_t p1 = p0 + PACK_PANELS < p->panels ? p0 + PACK_PANELS : p->panels;
+    tj_pack_panels(p->a->workspace + p->at_b + i * p->panels * p->k * p->c->nr * p->c->size,
+                   p->bb.p + tj_view_at(&p->bb, p->batch_dims, i, p->c->size), p->k, p->n, p->sbk, p->sbn, p->c->nr,
+                   p->c->size, p0, p1);
+}
+
+// ---- blocks ---------------------------------------------------------------------------------------------------------
+
+// Which of b's distinct matrices batch i uses.
+static int64_t b_index(const struct matmul *p, int64_t i) {
+    int64_t index = 0, scale = 1;
+    for (int d = p->batch_dims - 1; d >= 0; d--) {
+        int64_t n = p->a->out.dims[d], at = i % n;
+        i /= n;
+        if (p->bb.dims[d] > 1) {
+            index += at * scale;
+            scale *= p->bb.dims[d];
+        }
+    }
+    return index;
+}
+
+static void matmul_item(void *ctx, int slot, int64_t item) {
+    const struct matmul *p = ctx;
+    const struct tj_contract *c = p->c;
+    const struct tj_contract_args *a = p->a;
+    const int size = c->size, nr = c->nr;
+    int64_t col = item % p->col_blocks, rest = item / p->col_blocks;
+    int64_t batch = rest / p->row_blocks, m0 = rest % p->row_blocks * p->block;
+    int64_t m1 = m0 + p->block < p->m ? m0 + p->block : p->m;
+    int64_t p0 = col * p->per, p1 = p0 + p->per < p->panels ? p0 + p->per : p->panels;
+    int64_t n0 = p0 * nr, n1 = p1 * nr < p->n ? p1 * nr : p->n;
+
+    const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * size;
+    unsigned char *out = a->out.p + tj_view_at(&a->out, p->batch_dims, batch, size);
+    const unsigned char *am = a->a.p + tj_view_at(&a->a, p->batch_dims, batch, size) + m0 * p->sam * size;
+    struct tj_block t = {.lda = p->sam * size, .ldc = p->som * size, .rows = m1 - m0};
+    if (p->copy_a) {
+        unsigned char *copy = a->workspace + p->at_a + (int64_t)slot * p->block * p->k * size;
+        tj_pack_rows(copy, am, t.rows, p->k, p->sam, p->sak, size);
+        am = copy;
+        t.lda = p->k * size;
+    }
+    int64_t k0 = 0;
+    do { // once for k = 0: zeros
+        // A later K block is one chain from 0 before it is added: it can't be cut.
+        int64_t step = k0 < TJ_KBLOCK ? c->kchunk : TJ_KBLOCK, k1 = k0 + step < p->k ? k0 + step : p->k;
+        t.a = am + k0 * size;
+        t.k = k1 - k0;
+        t.mode = k0 == 0 ? TJ_TILE_SET : k0 < TJ_KBLOCK ? TJ_TILE_CHAIN : TJ_TILE_ADD;
+        for (int64_t q = p0; q < p1; q++) {
+            t.b = b + (q * p->k + k0) * nr * size;
+            t.c = out + (m0 * p->som + q * nr) * size;
+            t.cols1 = p->n - q * nr < nr ? (int)(p->n - q * nr) : nr;
+            tj_block_run(c, &t);
+        }
+        k0 = k1;
+    } while (k0 < p->k);
+    if (c->has_bias) {
+        tj_add_bias(c, out + (m0 * p->som + n0) * size, t.ldc, t.rows, n1 - n0, a->c.p + n0 * a->c.strides[0] * size,
+                    a->c.strides[0]);
+    }
+    if (a->epilogue && (p->col_blocks == 1 || !a->epilogue_rows_whole)) {
+        a->epilogue(a->epilogue_arg, slot, batch * p->m + m0, batch * p->m + m1, n0, n1);
+    }
+}
+
+static void rows_item(void *ctx, int slot, int64_t item) {
+    const struct matmul *p = ctx;
+    int64_t batch = item / p->row_blocks, m0 = item % p->row_blocks * p->block;
+    int64_t m1 = m0 + p->block < p->m ? m0 + p->block : p->m;
+    p->a->epilogue(p->a->epilogue_arg, slot, batch * p->m + m0, batch * p->m + m1, 0, p->n);
+}
+
+void tj_matmul_run(const struct tj_contract *c, const struct tj_contract_args *a) {
+    struct matmul p;
+    size_t bytes = 0;
+    (void)plan(&p, c, a, &bytes); // it fitted when the workspace was sized
+    p.packed = a->packed;
+    if (!p.packed) {
+        p.packed = a->workspace + p.at_b;
+        double work = (double)p.bcount * (double)p.panels * c->nr * (double)p.k * 8;
+        tj_items(a, tj_slots(a, work), p.bcount * ceil_div(p.panels, PACK_PANELS), pack_item, &p);
+    }
+    tj_items(a, p.slots, p.batches * p.row_blocks * p.col_blocks, matmul_item, &p);
+    if (a->epilogue && p.col_blocks > 1 && a->epilogue_rows_whole) {
+        // Few rows here: lower blocks, so that every thread gets some.
+        p.block = ceil_div(p.block, 2 * p.slots);
+        p.row_blocks = ceil_div(p.m, p.block);
+        tj_items(a, p.slots, p.batches * p.row_blocks, rows_item, &p);
+    }
+}
