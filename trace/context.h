@@ -49,8 +49,9 @@ enum tj_value_state { TJ_V_PENDING, TJ_V_STORED /* result kept in a tensor */, T
 struct tj_value {
     uint8_t state;                // enum tj_value_state
     bool ended;                   // host released it: not stored at a break
-    bool packed;                  // its strides are known to be row-major (recorder)
-    bool alias;                   // a COPY that only gives a repeated op a handle of its own (recorder)
+    bool packed : 1;              // its strides are known to be row-major (recorder)
+    bool alias : 1;               // a COPY that only gives a repeated op a handle of its own (recorder)
+    bool rebased : 1;             // leaf whose memory is part of another leaf's: latest is its view of that one (recorder)
     uint32_t count;               // host references
     struct trace_tensor *tensor;  // STORED: holds a reference
     tj_ref root;                  // memory this value aliases: a LEAF or a computed value; itself when it owns its content
@@ -100,13 +101,13 @@ uint32_t tj_run_writes(struct tj_run *run, tj_ref *out, uint32_t cap);
 // Where a recorded value lies when it is a view of memory from outside (a leaf itself included): tensor is the leaf's,
 // offset and strides in elements of its storage. False when the value is computed. The content there is the value's
 // once the writes of the run have been executed.
-struct tj_view {
+struct tj_place {
     struct trace_tensor *tensor; // of the leaf: holds storage and dtype
     struct trace_tensor *source; // the handle it was captured from when the value is that whole tensor, else NULL
     size_t rank;
     int64_t offset, dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
 };
-bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_view *v);
+bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_place *v);
 // A failed inner scope: nodes from nnodes on are dead, writes among them undone.
 void tj_run_rollback(struct tj_run *run, uint32_t nnodes);
 // Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns the

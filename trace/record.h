@@ -1,0 +1,153 @@
+// trace/record.h: what the files of the recorder share: the run's tables, finding operands, appending ops.
+#ifndef TJ_TRACE_RECORD_H
+#define TJ_TRACE_RECORD_H
+#include "context.h"
+
+// ---- tables of a run --------------------------------------------------------------------------
+
+struct tj_intern_slot {
+    uint32_t stamp; // low half of the run's generation: slots of earlier runs count as empty
+    tj_ref node;
+};
+struct tj_leaf_slot {
+    struct trace_tensor *tensor;
+    uint32_t stamp;
+    tj_ref node;
+};
+struct tj_record {
+    struct tj_intern_slot *intern;
+    uint32_t internsize, ninterned;
+    struct tj_leaf_slot *leaftab;
+    uint32_t leaftabsize, nleafslots;
+    tj_ref *leafnodes; // node of each leaf of the trace
+    uint32_t capleafnodes;
+    struct trace_tensor **snaps; // the leaf's tensor as it was captured; kept from run to run
+    uint32_t capsnaps, nsnaps;
+    tj_ref *chain; // scratch: views between a value and its memory
+    uint32_t capchain;
+    uint16_t groups; // groups of overlapping leaves made so far
+};
+
+// What an op is recorded with. r is NULL when it can't be: the op returns NULL.
+struct tj_rec {
+    struct tj_run *r;
+    const char *op;
+    struct tj_loc loc;
+    bool eager; // r is a run of this op alone
+};
+#define TJ_LOC(file, line) ((struct tj_loc){(file), (line)})
+
+// Opens recording of an op over the given operands (TRACE_NONE ones are skipped); false: the op returns NULL.
+bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, trace_tensor *const *ts, size_t n);
+// The same with an explicit context, for ops without operands.
+bool tj_rec_begin_ctx(struct tj_rec *q, const char *op, const char *file, int line, trace_context *ctx);
+// Closes it: the handle of node n (TJ_NIL: failed).
+trace_tensor *tj_rec_end(struct tj_rec *q, tj_ref n);
+// Of an op that gives memory it was given: views, conversions to the same dtype.
+trace_tensor *tj_rec_end_view(struct tj_rec *q, tj_ref n);
+trace_tensor *tj_rec_end_inplace(struct tj_rec *q, trace_tensor *target, bool ok);
+// Operand t: its node now. TJ_NIL: failed.
+tj_ref tj_rec_in(struct tj_rec *q, trace_tensor *t);
+tj_ref tj_rec_raw(struct tj_rec *q, trace_tensor *t); // not resolved to the current content of its memory
+// Without inference, when operands are values of one shape and a dtype in the mask `dtypes`. done false: not so.
+trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct tj_loc loc, bool *done);
+trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_tensor *b, struct tj_loc loc,
+                        bool *done);
+
+// ---- nodes --------------------------------------------------------------------------------------
+
+static inline const struct tj_node *tj_rec_node(const struct tj_rec *q, tj_ref n) { return &q->r->trace.nodes[n]; }
+static inline tj_dtype tj_rec_dtype(const struct tj_rec *q, tj_ref n) { return (tj_dtype)tj_rec_node(q, n)->dtype; }
+static inline size_t tj_rec_rank(const struct tj_rec *q, tj_ref n) {
+    return tj_shape_rank(&q->r->trace, tj_rec_node(q, n)->shape);
+}
+static inline const int64_t *tj_rec_dims(const struct tj_rec *q, tj_ref n) { // valid until the next node
+    return tj_shape_dims(&q->r->trace, tj_rec_node(q, n)->shape);
+}
+// Fails with the op's name and place; TJ_NIL.
+#define tj_rec_fail(q, st, ...) (tj_op_fail((st), (q)->op, (q)->loc, __VA_ARGS__), TJ_NIL)
+tj_ref tj_rec_oom(struct tj_rec *q);
+
+enum tj_fresh {
+    TJ_PART,  // inside a composite: merged with an equal node; a view of its operand when it is a view op
+    TJ_OWNED, // content of its own even when it is a view op (a copying reshape, full)
+};
+// Appends (or finds) a node. Attributes: one zeroed struct of int64 fields.
+tj_ref tj_rec_op(struct tj_rec *q, enum tj_op op, tj_dtype d, const int64_t *dims, size_t rank, const tj_ref *in,
+                 size_t nin, const void *attr, size_t bytes, enum tj_fresh fresh);
+// The same with the shape of node `like`.
+tj_ref tj_rec_like(struct tj_rec *q, enum tj_op op, tj_dtype d, tj_ref like, const tj_ref *in, size_t nin);
+tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on); // view n, its first operand replaced
+tj_ref tj_rec_scalar(struct tj_rec *q, tj_dtype d, union tj_scalar v); // v already of dtype d
+tj_ref tj_rec_scalar_f(struct tj_rec *q, tj_dtype d, double v);        // converted and rounded to d
+tj_ref tj_rec_scalar_i(struct tj_rec *q, tj_dtype d, int64_t v);       // converted; integers wrap
+tj_ref tj_rec_cast(struct tj_rec *q, tj_ref n, tj_dtype d);            // n itself when it has that dtype
+tj_ref tj_rec_expand(struct tj_rec *q, tj_ref n, const int64_t *dims, size_t rank);
+tj_ref tj_rec_reshape(struct tj_rec *q, tj_ref n, const int64_t *dims, size_t rank); // a view where strides allow
+tj_ref tj_rec_slice(struct tj_rec *q, tj_ref n, int64_t dim, int64_t start, int64_t length, int64_t step);
+tj_ref tj_rec_permute(struct tj_rec *q, tj_ref n, const int64_t *perm);
+tj_ref tj_rec_transpose(struct tj_rec *q, tj_ref n, size_t a, size_t b);
+// One of the two-operand ops over nodes: promotes, broadcasts.
+tj_ref tj_rec_binary(struct tj_rec *q, enum tj_op op, tj_ref a, tj_ref b);
+tj_ref tj_rec_unary(struct tj_rec *q, enum tj_op op, tj_ref a);
+tj_ref tj_rec_reduce(struct tj_rec *q, enum tj_op op, tj_ref x, int64_t mask, bool keepdim, int64_t correction);
+
+// ---- shapes and dtypes (trace/infer.c) ------------------------------------------------------------
+
+double tj_round_to(tj_dtype d, double v); // to the nearest value of a float dtype
+union tj_scalar tj_scalar_convert_f(tj_dtype d, double v);
+union tj_scalar tj_scalar_convert_i(tj_dtype d, int64_t v);
+bool tj_scalar_fits(tj_dtype d, int64_t v); // an integer dtype holds v
+tj_dtype tj_promote(tj_dtype a, tj_dtype b);
+// PyTorch's result type: tensors of rank > 0, else 0-d tensors, else scalars decide inside a category.
+enum tj_scalar_kind { TJ_NO_SCALAR, TJ_SCALAR_INT, TJ_SCALAR_FLOAT };
+struct tj_typing {
+    int dim, zero; // promoted dtypes so far, -1: none
+    enum tj_scalar_kind scalar;
+};
+void tj_typing_add(struct tj_typing *t, tj_dtype d, size_t rank);
+tj_dtype tj_typing_result(const struct tj_typing *t);
+// False when some dim fits neither; *bad is its number counted from the right.
+bool tj_broadcast(const int64_t *a, size_t ra, const int64_t *b, size_t rb, int64_t *out, size_t *rout, size_t *bad);
+// Strides of the reshaped tensor when it can be a view.
+bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank, const int64_t *to, size_t torank,
+                        int64_t *out);
+// "[2, 3]" into buf, for messages.
+const char *tj_dims_text(char *buf, size_t cap, const int64_t *dims, size_t rank);
+#define TJ_DIMS_TEXT 200
+// Normalises a dim that may be negative; false: an error was set.
+bool tj_rec_dim(struct tj_rec *q, int64_t dim, size_t rank, size_t *out);
+// Checks a shape given by the host: rank, negative extents, overflow.
+bool tj_rec_shape(struct tj_rec *q, const int64_t *dims, size_t rank, tj_dtype d);
+
+// ---- memory (trace/record_mem.c) ------------------------------------------------------------------
+
+// Where a value lies in its root's memory (elements): a computed root is contiguous.
+void tj_value_place(struct tj_run *run, tj_ref n, struct tj_place *v, tj_ref *root);
+bool tj_value_packed(struct tj_run *run, tj_ref n);
+// The memory a value belongs to.
+static inline tj_ref tj_value_root(const struct tj_run *r, tj_ref n) {
+    tj_ref root = r->values[n].root;
+    while (r->values[root].root != root) {
+        root = r->values[root].root;
+    }
+    return root;
+}
+// n's view chain on the current content of its memory. TJ_NIL: failed.
+tj_ref tj_value_current(struct tj_run *run, tj_ref n, const char *op, struct tj_loc loc);
+// Makes `v` (already of the target's shape and dtype) the content of the memory that target selects.
+bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v);
+// Whether in-place ops may write target; false: an error was set.
+bool tj_rec_writable(struct tj_rec *q, tj_ref target);
+// The 1-d memory behind leaf root `leaf`, as a leaf that the old one becomes a view of. TJ_NIL: failed.
+tj_ref tj_leaf_base(struct tj_rec *q, tj_ref leaf);
+// trace_write while run is open on this thread: uses of st by it, and what follows the change.
+uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool *written);
+bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old);
+void tj_tensor_drop(struct trace_tensor *t); // trace_release of a tensor, whatever scope is open
+struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags); // without memory yet
+bool tj_reader_enter(struct tj_storage *st); // one more run in flight reads st
+void tj_reader_leave(struct tj_storage *st);
+tj_ref tj_append_value(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t shape, const tj_ref *in, size_t nin,
+                       const void *attr, size_t n8, struct tj_loc loc, tj_ref root);
+#endif
