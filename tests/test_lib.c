@@ -178,6 +178,10 @@ END_TEST
 
 // ---- arena, text_buffer, hash ----------------------------------------------------------------------
 
+static bool all_bytes(const unsigned char *p, size_t n, unsigned char value) {
+    return n == 0 || (p[0] == value && !memcmp(p, p + 1, n - 1));
+}
+
 START_TEST(arena) {
     struct tj_arena a = {0};
     uint64_t seed = 1;
@@ -189,15 +193,11 @@ START_TEST(arena) {
         at[i] = tj_arena_alloc(&a, len[i]);
         ck_assert_ptr_nonnull(at[i]);
         ck_assert_uint_eq((uintptr_t)at[i] % 16, 0);
-        for (size_t k = 0; k < len[i]; k++) {
-            ck_assert_uint_eq(at[i][k], 0);
-        }
+        ck_assert(all_bytes(at[i], len[i], 0));
         memset(at[i], i & 0xFF, len[i]);
     }
     for (int i = 0; i < N; i++) {
-        for (size_t k = 0; k < len[i]; k++) {
-            ck_assert_uint_eq(at[i][k], (unsigned)i & 0xFF);
-        }
+        ck_assert(all_bytes(at[i], len[i], (unsigned char)i));
     }
     ck_assert_str_eq(tj_arena_strdup(&a, "word"), "word");
     ck_assert(!a.failed);
@@ -654,7 +654,9 @@ static void nested_task(void *arg, size_t i) {
 static void check_counts(const struct count *c, size_t n, int each) {
     for (size_t i = 0; i < TASKS; i++) {
         int runs = atomic_load(&c->runs[i]);
-        ck_assert_msg(runs == (i < n ? each : 0), "task %zu of %zu ran %d times, not %d", i, n, runs, each);
+        if (runs != (i < n ? each : 0)) {
+            ck_abort_msg("task %zu of %zu ran %d times, not %d", i, n, runs, each);
+        }
     }
 }
 
