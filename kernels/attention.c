@@ -68,16 +68,15 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
     p->slots = tj_slots(a, (double)p->heads * (double)p->l * (double)p->s * (double)(p->e + p->ev + 16));
     const int high = c->tiles[0].mr;
     int64_t fit = (int64_t)c->l2 / 2 / size / (p->lds > 0 ? p->lds : 1);
-    p->block = fit > 48 ? 48 : fit < high ? high : fit;
+    int64_t most = p->heads * ceil_div(p->l, 48) < 16 ? 24 : 48; // few heads: smaller blocks, so that they can be shared
+    p->block = fit > most ? most : fit < high ? high : fit;
     p->block = p->block / high * high > 0 ? p->block / high * high : high;
     p->block = p->block > p->l ? p->l : p->block;
     p->blocks = ceil_div(p->l, p->block);
-    int64_t n;
     bool ok = tj_size_mul(p->kpanels * nr, p->e, &p->kbytes) && tj_size_mul(p->kbytes, size, &p->kbytes) &&
               tj_size_mul(p->vpanels * nr, p->s, &p->vbytes) && tj_size_mul(p->vbytes, size, &p->vbytes) &&
               tj_size_mul(p->block, p->lds, &p->sbytes) && tj_size_mul(p->sbytes, size, &p->sbytes);
     p->qbytes = p->copy_q ? p->block * p->e * size : 0;
-    (void)n;
     return ok && tj_space(bytes, p->kheads, p->kbytes, &p->at_k) && tj_space(bytes, p->vheads, p->vbytes, &p->at_v) &&
            tj_space(bytes, p->slots, p->sbytes, &p->at_s) && tj_space(bytes, p->slots, p->qbytes, &p->at_q);
 }

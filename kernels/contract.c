@@ -326,7 +326,7 @@ void tj_items(const struct tj_contract_args *a, int slots, int64_t n, void (*bod
 
 int tj_slots(const struct tj_contract_args *a, double work) {
     // 2^19 multiply-adds take about 10 us on one core: less is not worth a second thread.
-    int slots = a->pool && a->threads > 1 ? a->threads : 1;
+    int slots = a->threads > 1 ? a->threads : 1;
     double worth = work / (1 << 18);
     return worth < 2 ? 1 : worth < slots ? (int)worth : slots;
 }
