@@ -1,0 +1,1322 @@
+// trace/break.c: graph breaks: which part of a run's trace has to run now, what is kept of it, and what is recorded on.
+//
+// At a break the ancestors of the read value and the writes before it run; the rest stays recorded. What runs is
+// extracted into a trace of its own, renumbered in program order, whose leaves are the run's leaves and the values that
+// earlier breaks stored. It is keyed on that content alone, so the turns of a loop share plans.
+//
+// Which values are stored: the first time some content is met, every one that the host or a recorded op could still ask
+// for. The run then tells which of them were used; from its end on only those are stored, by a plan made there and
+// then. A value that wasn't stored and is asked for after all is computed again, from leaves that are unchanged by
+// construction, and joins the stored set of later runs. Always stored are values made from memory that this break
+// overwrites, and from ordered ops. Contractions and borrowed memory need no such rule: a contraction has the same bits
+// in every plan, and borrowed memory doesn't change within a run but by trace_write, which is a break itself.
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "../lib/strbuf.h"
+#include "record.h"
+#include "region.h"
+
+enum {
+    MARK_EXECUTED = 1, // an earlier segment computed it
+    MARK_NEED = 2,     // of this segment
+    MARK_LIVE = 4,     // somebody may ask for it later
+    MARK_HOST = 8,     // the host itself may
+    MARK_TAINT = 16,   // made from memory that this segment overwrites
+    MARK_SEEN = 32,    // its operands are marked
+    MARK_TEMP = MARK_NEED | MARK_LIVE | MARK_HOST | MARK_TAINT | MARK_SEEN
+};
+
+// ---- helpers --------------------------------------------------------------------------------------------------------
+
+static bool is_source(const struct tj_node *n) { return n->op == TJ_OP_LEAF || n->op == TJ_OP_SCALAR; }
+static bool is_view(const struct tj_node *n) { return tj_ops[n->op].cls == TJ_VIEW; }
+static bool is_ordered(const struct tj_node *n) {
+    return tj_ops[n->op].flags & TJ_FLAG_N && tj_ops[n->op].cls != TJ_SOURCE;
+}
+
+struct trace_tensor *tj_root_tensor(const struct tj_run *run, tj_ref n) {
+    tj_ref root = tj_value_root(run, n);
+    const struct tj_node *node = &run->trace.nodes[root];
+    if (node->op != TJ_OP_LEAF)
+        return NULL;
+    const struct tj_attr_leaf *a = tj_node_attr(&run->trace, node);
+    return run->trace.leaves[a->index].tensor;
+}
+
+bool tj_break_grow(struct tj_box *b) {
+    uint32_t n = b->run.trace.nnodes;
+    if (!tj_grow((void **)&b->mark, &b->capmark, n, sizeof *b->mark) ||
+        !tj_grow((void **)&b->origin, &b->caporigin, n, sizeof *b->origin) ||
+        !tj_grow((void **)&b->map, &b->capmap, n, sizeof *b->map))
+        return false;
+    if (n > b->nmark) {
+        memset(b->mark + b->nmark, 0, (n - b->nmark) * sizeof *b->mark);
+        memset(b->origin + b->nmark, 0, (n - b->nmark) * sizeof *b->origin);
+        b->nmark = n;
+    }
+    return true;
+}
+
+void tj_break_reset(struct tj_box *b) {
+    for (uint32_t i = 0; i < b->ninstances; i++) {
+        tj_learned_put(b->instances[i].record);
+        tj_entry_put(b->instances[i].entry);
+    }
+    b->ninstances = b->nmusts = b->nmark = 0;
+    b->touched = false;
+}
+
+bool tj_pending_writes(struct tj_box *b, uint32_t *n) {
+    struct tj_run *run = &b->run;
+    *n = 0;
+    if (TJ_LIKELY(!run->written))
+        return true;
+    uint32_t all = tj_run_writes(run, NULL, 0);
+    if (!tj_grow((void **)&b->writes, &b->capwrites, all, sizeof *b->writes))
+        return false;
+    all = tj_run_writes(run, b->writes, all);
+    for (uint32_t i = 0; i < all; i++) {
+        if (run->values[b->writes[i]].state == TJ_V_PENDING)
+            b->writes[(*n)++] = b->writes[i];
+    }
+    return true;
+}
+
+// A write changed the content of every written leaf.
+static void bump_versions(struct tj_box *b, const tj_ref *writes, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        struct trace_tensor *t = tj_root_tensor(&b->run, writes[i]);
+        if (t)
+            (void)atomic_fetch_add_explicit(&t->st->version, 1, memory_order_release);
+    }
+}
+
+static void fill_segment(struct tj_box *b, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
+                         uint32_t nouts, const tj_ref *writes, uint32_t nwrites) {
+    const struct trace_region *r = b->run.region;
+    *s = (struct tj_segment){.trace = t,
+                             .outs = outs,
+                             .nouts = nouts,
+                             .writes = writes,
+                             .nwrites = nwrites,
+                             .name = r->hidden ? "eager" : r->name,
+                             .threads = r->opt.threads,
+                             .math = (uint8_t)r->opt.math,
+                             .precision = (uint8_t)r->opt.matmul_precision,
+                             .symbolic = r->hidden};
+}
+
+// ---- what is used of what was stored --------------------------------------------------------------------------------
+
+static void mark_used(struct tj_box *b, tj_ref n) {
+    if (n >= b->nmark || !b->origin[n].instance)
+        return;
+    struct tj_learned *l = b->instances[b->origin[n].instance - 1].record;
+    tj_ref sub = b->origin[n].sub;
+    uint64_t bit = (uint64_t)1 << sub % 64;
+    if (atomic_load_explicit(&l->used[sub / 64], memory_order_relaxed) & bit)
+        return;
+    (void)atomic_fetch_or_explicit(&l->used[sub / 64], bit, memory_order_relaxed);
+    b->touched = true;
+}
+
+void tj_break_used(struct tj_box *b, tj_ref n) { mark_used(b, n); }
+
+// ---- extraction -----------------------------------------------------------------------------------------------------
+
+// Marks what the values in refs are computed from: down to leaves and stored values. Values computed by an earlier
+// segment and not stored are computed again. Returns the lowest node marked; *top the highest.
+static void need(struct tj_box *b, const tj_ref *refs, uint32_t n, tj_ref *low, tj_ref *top) {
+    const struct tj_run *run = &b->run;
+    uint32_t open = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (b->mark[refs[i]] & MARK_EXECUTED)
+            mark_used(b, refs[i]);
+        if (b->mark[refs[i]] & MARK_NEED)
+            continue;
+        b->mark[refs[i]] |= MARK_NEED;
+        open++;
+        if (refs[i] > *top || *top == TJ_NIL)
+            *top = refs[i];
+    }
+    for (tj_ref i = *top; open && i != TJ_NIL; i--) {
+        if (!(b->mark[i] & MARK_NEED) || (b->mark[i] & MARK_SEEN))
+            continue;
+        b->mark[i] |= MARK_SEEN;
+        open--;
+        if (i < *low)
+            *low = i;
+        const struct tj_node *node = &run->trace.nodes[i];
+        if (run->values[i].state == TJ_V_STORED) {
+            mark_used(b, i);
+            continue;
+        }
+        const tj_ref *in = tj_node_in(&run->trace, node);
+        for (uint32_t k = 0; k < node->nin; k++) {
+            // Where computing again begins, storing would have spared it.
+            if (!(b->mark[i] & MARK_EXECUTED) && (b->mark[in[k]] & MARK_EXECUTED))
+                mark_used(b, in[k]);
+            if (b->mark[in[k]] & MARK_NEED)
+                continue;
+            b->mark[in[k]] |= MARK_NEED;
+            open++;
+        }
+    }
+}
+
+static void unmark(struct tj_box *b, tj_ref low, tj_ref top) {
+    for (tj_ref i = low; i <= top && i < b->nmark; i++)
+        b->mark[i] &= (uint8_t)~MARK_TEMP;
+}
+
+static tj_ref add_leaf(struct tj_box *b, struct trace_tensor *t, struct tj_leaf_key key, uint32_t shape,
+                       struct tj_loc loc) {
+    struct tj_trace *s = &b->sub;
+    struct tj_attr_leaf a = {s->nleaves};
+    if (!tj_grow((void **)&s->leafkeys, &s->capleafkeys, s->nleaves + 1, sizeof *s->leafkeys) ||
+        !tj_grow((void **)&s->leaves, &s->capleaves, s->nleaves + 1, sizeof *s->leaves))
+        return TJ_NIL;
+    key.shape = shape;
+    s->leafkeys[s->nleaves] = key;
+    s->leaves[s->nleaves] = (struct tj_leaf){.tensor = t};
+    tj_ref n = tj_trace_append(s, TJ_OP_LEAF, (tj_dtype)key.dtype, shape, NULL, 0, &a, sizeof a / 8, loc);
+    if (n != TJ_NIL)
+        s->nleaves++;
+    return n;
+}
+
+// Node i of the run in the extracted trace.
+static tj_ref emit(struct tj_box *b, tj_ref i) {
+    const struct tj_run *run = &b->run;
+    const struct tj_trace *t = &run->trace;
+    struct tj_trace *s = &b->sub;
+    const struct tj_node *n = &t->nodes[i];
+    struct tj_loc loc = t->locs[i];
+    uint32_t shape = tj_trace_shape(s, tj_shape_dims(t, n->shape), tj_shape_rank(t, n->shape));
+    if (shape == UINT32_MAX)
+        return TJ_NIL;
+    if (run->values[i].state == TJ_V_STORED) {
+        struct trace_tensor *x = run->values[i].tensor;
+        struct tj_leaf_key key = {.dtype = x->dtype, .rank = x->rank, .layout = x->layout, .flags = TJ_LEAF_CARRIED};
+        tj_ref root = tj_value_root(run, i);
+        if (t->nodes[root].op == TJ_OP_LEAF) { // a write that ran: the memory of the leaf
+            const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
+            key = t->leafkeys[a->index];
+            key.flags &= (uint16_t)~TJ_LEAF_WRITTEN;
+        }
+        return add_leaf(b, x, key, shape, loc);
+    }
+    if (n->op == TJ_OP_LEAF) {
+        const struct tj_attr_leaf *a = tj_node_attr(t, n);
+        struct tj_leaf_key key = t->leafkeys[a->index];
+        key.flags &= (uint16_t)~TJ_LEAF_WRITTEN;
+        return add_leaf(b, t->leaves[a->index].tensor, key, shape, loc);
+    }
+    if (n->op == TJ_OP_SCALAR) {
+        const struct tj_attr_param *a = tj_node_attr(t, n);
+        struct tj_attr_param own = {s->nparams};
+        if (!tj_grow((void **)&s->params, &s->capparams, s->nparams + 1, sizeof *s->params))
+            return TJ_NIL;
+        s->params[s->nparams] = t->params[a->index];
+        tj_ref k = tj_trace_append(s, TJ_OP_SCALAR, (tj_dtype)n->dtype, shape, NULL, 0, &own, sizeof own / 8, loc);
+        if (k != TJ_NIL)
+            s->nparams++;
+        return k;
+    }
+    const tj_ref *in = tj_node_in(t, n);
+    tj_ref few[4], *own = few;
+    if (n->nin > 4) {
+        if (!tj_grow((void **)&b->stored, &b->capstored, n->nin, sizeof *b->stored))
+            return TJ_NIL;
+        own = b->stored;
+    }
+    for (uint32_t k = 0; k < n->nin; k++)
+        own[k] = b->map[in[k]];
+    return tj_trace_append(s, (enum tj_op)n->op, (tj_dtype)n->dtype, shape, own, n->nin,
+                           n->nattr ? tj_node_attr(t, n) : NULL, n->nattr, loc);
+}
+
+// The leaf of sub that a write ends in.
+static uint32_t written_leaf(const struct tj_trace *s, tj_ref w) {
+    while (s->nodes[w].op != TJ_OP_LEAF && s->nodes[w].nin)
+        w = tj_node_in(s, &s->nodes[w])[0];
+    if (s->nodes[w].op != TJ_OP_LEAF)
+        return UINT32_MAX;
+    const struct tj_attr_leaf *a = tj_node_attr(s, &s->nodes[w]);
+    return (uint32_t)a->index;
+}
+
+// Flags and groups of the leaves as this segment uses them.
+static void key_leaves(struct tj_box *b, const tj_ref *writes, uint32_t nwrites) {
+    struct tj_trace *s = &b->sub;
+    for (uint32_t i = 0; i < nwrites; i++) {
+        uint32_t l = written_leaf(s, b->map[writes[i]]);
+        if (l != UINT32_MAX)
+            s->leafkeys[l].flags |= TJ_LEAF_WRITTEN;
+    }
+    // A group counts if one of its leaves is written here; groups are numbered as they come.
+    uint16_t next = 1;
+    for (uint32_t i = 0; i < s->nleaves; i++) {
+        uint16_t g = s->leafkeys[i].group;
+        if (!g || g & 0x8000)
+            continue;
+        bool written = false;
+        for (uint32_t k = i; k < s->nleaves; k++)
+            written |= s->leafkeys[k].group == g && s->leafkeys[k].flags & TJ_LEAF_WRITTEN;
+        uint16_t name = written ? (uint16_t)(0x8000 | next++) : 0;
+        for (uint32_t k = i; k < s->nleaves; k++) {
+            if (s->leafkeys[k].group == g)
+                s->leafkeys[k].group = name;
+        }
+    }
+    for (uint32_t i = 0; i < s->nleaves; i++)
+        s->leafkeys[i].group &= 0x7FFF;
+}
+
+// Copies the marked nodes between low and top to box->sub.
+static bool extract(struct tj_box *b, tj_ref low, tj_ref top, const tj_ref *writes, uint32_t nwrites) {
+    tj_trace_reset(&b->sub);
+    for (tj_ref i = low; i <= top; i++) {
+        if (!(b->mark[i] & MARK_NEED))
+            continue;
+        b->map[i] = emit(b, i);
+        if (b->map[i] == TJ_NIL)
+            return false;
+    }
+    key_leaves(b, writes, nwrites);
+    return true;
+}
+
+static bool map_refs(struct tj_box *b, tj_ref **dst, uint32_t *cap, const tj_ref *src, uint32_t n) {
+    if (!tj_grow((void **)dst, cap, n, sizeof **dst))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        (*dst)[i] = b->map[src[i]];
+    return true;
+}
+
+static bool new_outs(struct tj_box *b, const struct tj_trace *t, const tj_ref *outs, uint32_t n,
+                     struct trace_tensor **to) {
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_node *node = &t->nodes[outs[i]];
+        to[i] = tj_tensor_new(b->run.ctx, (tj_dtype)node->dtype, tj_shape_dims(t, node->shape),
+                              tj_shape_rank(t, node->shape), tj_ops[node->op].name, t->locs[outs[i]]);
+        if (!to[i]) {
+            while (i-- > 0) {
+                trace_release(to[i]);
+                to[i] = NULL;
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool placeholder_outs(struct tj_box *b, const struct tj_trace *t, const tj_ref *outs, uint32_t n,
+                             struct trace_tensor **to) {
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_node *node = &t->nodes[outs[i]];
+        to[i] = trace_placeholder(b->run.ctx, (enum trace_dtype)node->dtype, tj_shape_dims(t, node->shape),
+                                  tj_shape_rank(t, node->shape));
+        if (!to[i]) {
+            while (i-- > 0) {
+                trace_release(to[i]);
+                to[i] = NULL;
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+// ---- the last segment -----------------------------------------------------------------------------------------------
+
+tj_status tj_break_finish(struct tj_box *b, uint32_t nouts, uint32_t nwrites, const struct tj_site *site, bool run_it,
+                          struct trace_tensor **outt) {
+    struct tj_run *run = &b->run;
+    struct tj_segment seg;
+    struct tj_entry *e = NULL;
+    tj_status st;
+    if (TJ_LIKELY(!run->broke && !b->rolled)) {
+        fill_segment(b, &seg, &run->trace, b->outs, nouts, b->writes, nwrites);
+    } else {
+        tj_ref low = TJ_NIL, top = TJ_NIL;
+        if (!tj_break_grow(b))
+            return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory");
+        need(b, b->outs, nouts, &low, &top);
+        need(b, b->writes, nwrites, &low, &top);
+        bool ok = extract(b, low, top, b->writes, nwrites) &&
+                  map_refs(b, &b->subouts, &b->capsubouts, b->outs, nouts) &&
+                  map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, nwrites);
+        unmark(b, low, top);
+        if (!ok)
+            return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for the last segment");
+        fill_segment(b, &seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
+    }
+    if (!seg.symbolic || tj_context_backend(run->ctx, run->region)) {
+        st = tj_segment_plan(b, &seg, site, false, &e);
+        if (st)
+            return st;
+    }
+    if (!run_it)
+        return placeholder_outs(b, seg.trace, seg.outs, nouts, outt) ? TRACE_OK : tj_last_status();
+    if (!new_outs(b, seg.trace, seg.outs, nouts, outt))
+        return tj_last_status();
+    st = tj_segment_run(b, &seg, e, outt);
+    if (TJ_UNLIKELY(nwrites))
+        bump_versions(b, b->writes, nwrites);
+    if (TJ_UNLIKELY(st)) {
+        for (uint32_t i = 0; i < nouts; i++) {
+            trace_release(outt[i]);
+            outt[i] = NULL;
+        }
+    }
+    return st;
+}
+
+// ---- which values live on -------------------------------------------------------------------------------------------
+
+// What the host may still ask for: its handles, resolved to the current content of their memory, and deferred forms.
+static void mark_host(struct tj_box *b) {
+    const struct tj_run *run = &b->run;
+    for (tj_ref i = 0; i < b->nmark; i++) {
+        const struct tj_value *v = &run->values[i];
+        if (!v->count || v->ended || v->state == TJ_V_DEAD)
+            continue;
+        tj_ref root = tj_value_root(run, i), latest = run->values[root].latest;
+        b->mark[latest != root && latest != TJ_NIL ? latest : i] |= MARK_HOST;
+    }
+    for (uint32_t i = 0; i < b->ndeferred; i++)
+        b->mark[b->deferred[i].node] |= MARK_HOST;
+    // A view is asked for through what it is a view of.
+    for (tj_ref i = b->nmark; i-- > 0;) {
+        const struct tj_node *n = &run->trace.nodes[i];
+        if (b->mark[i] & MARK_HOST && is_view(n) && run->values[i].state != TJ_V_STORED)
+            b->mark[tj_node_in(&run->trace, n)[0]] |= MARK_HOST;
+    }
+}
+
+// What the host or an op that stays recorded may ask for. MARK_NEED: what runs now.
+static void mark_live(struct tj_box *b) {
+    const struct tj_run *run = &b->run;
+    for (tj_ref i = b->nmark; i-- > 0;) {
+        if (b->mark[i] & MARK_HOST)
+            b->mark[i] |= MARK_LIVE;
+        if (!(b->mark[i] & MARK_LIVE) || run->values[i].state == TJ_V_STORED)
+            continue;
+        const struct tj_node *n = &run->trace.nodes[i];
+        if (!is_view(n) && b->mark[i] & (MARK_EXECUTED | MARK_NEED))
+            continue;
+        const tj_ref *in = tj_node_in(&run->trace, n);
+        for (uint32_t k = 0; k < n->nin; k++)
+            b->mark[in[k]] |= MARK_LIVE;
+    }
+}
+
+// Whether the memory of leaf `root` is overwritten: by one of the pending writes (their roots are in map), or by the
+// host, which is about to write `about`.
+static bool overwritten(const struct tj_box *b, tj_ref root, const tj_ref *writes, uint32_t nwrites,
+                        const struct trace_tensor *about, bool *by_host) {
+    const struct tj_trace *t = &b->run.trace;
+    const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
+    uint16_t group = t->leafkeys[a->index].group;
+    const struct trace_tensor *x = t->leaves[a->index].tensor;
+    *by_host = about && (x->st == about->st || tj_tensors_overlap(x, about));
+    if (*by_host)
+        return true;
+    for (uint32_t k = 0; k < nwrites; k++) {
+        tj_ref other = b->map[writes[k]];
+        const struct tj_attr_leaf *o = tj_node_attr(t, &t->nodes[other]);
+        if (other == root || (group && t->leafkeys[o->index].group == group))
+            return true;
+    }
+    return false;
+}
+
+// What was made from memory that is overwritten; the final contents that the writes leave there excepted.
+static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites, const struct trace_tensor *about) {
+    const struct tj_run *run = &b->run;
+    const struct tj_trace *t = &run->trace;
+    for (uint32_t i = 0; i < nwrites; i++)
+        b->map[writes[i]] = tj_value_root(run, writes[i]);
+    for (tj_ref i = 0; i < b->nmark; i++) {
+        tj_ref root = tj_value_root(run, i);
+        bool by_host, final = false;
+        if (t->nodes[root].op == TJ_OP_LEAF && overwritten(b, root, writes, nwrites, about, &by_host)) {
+            for (uint32_t k = 0; k < nwrites && !by_host; k++)
+                final |= writes[k] == i;
+            if (!final)
+                b->mark[i] |= MARK_TAINT;
+            continue;
+        }
+        if (run->values[i].state == TJ_V_STORED)
+            continue;
+        const struct tj_node *n = &t->nodes[i];
+        const tj_ref *in = tj_node_in(t, n);
+        for (uint32_t k = 0; k < n->nin; k++) {
+            if (b->mark[in[k]] & MARK_TAINT) {
+                b->mark[i] |= MARK_TAINT;
+                break;
+            }
+        }
+    }
+}
+
+// ---- a break --------------------------------------------------------------------------------------------------------
+
+struct flush {
+    tj_ref target;                    // TJ_NIL: none
+    const struct trace_tensor *about; // the host is going to write it, or NULL
+    uint32_t nwrites;                 // box->writes
+    tj_ref low, top;
+    uint32_t nouts; // box->outs: target, musts, then the others stored, all ascending behind the target
+    uint32_t nmust;
+};
+
+static bool add(struct tj_box *b, struct flush *f, tj_ref n) {
+    for (uint32_t i = 0; i < f->nouts; i++) {
+        if (b->outs[i] == n)
+            return true;
+    }
+    if (!tj_grow((void **)&b->outs, &b->capouts, f->nouts + 1, sizeof *b->outs))
+        return false;
+    b->outs[f->nouts++] = n;
+    return true;
+}
+
+static bool storable(const struct tj_box *b, tj_ref i) {
+    const struct tj_node *n = &b->run.trace.nodes[i];
+    // Contents of memory from outside are that memory, or are gone: what was made of them can be stored.
+    return !is_source(n) && !is_view(n) && b->run.values[i].state == TJ_V_PENDING && !tj_root_tensor(&b->run, i);
+}
+
+static bool is_write(const struct tj_box *b, const struct flush *f, tj_ref n) {
+    for (uint32_t i = 0; i < f->nwrites; i++) {
+        if (b->writes[i] == n)
+            return true;
+    }
+    return false;
+}
+
+// Values that must be kept: later code may ask for them, and they can't be computed again.
+static bool add_musts(struct tj_box *b, struct flush *f) {
+    if (!f->nwrites && !f->about)
+        return true;
+    mark_host(b);
+    mark_taint(b, b->writes, f->nwrites, f->about);
+    for (tj_ref i = 0; i < b->nmark; i++) {
+        if ((b->mark[i] & (MARK_HOST | MARK_TAINT)) == (MARK_HOST | MARK_TAINT) && storable(b, i) &&
+            !is_write(b, f, i) && !add(b, f, i))
+            return false;
+    }
+    return true;
+}
+
+static bool add_ordered(struct tj_box *b, struct flush *f) {
+    for (tj_ref i = f->low; i <= f->top; i++) {
+        if (b->mark[i] & MARK_NEED && is_ordered(&b->run.trace.nodes[i]) && storable(b, i) && !add(b, f, i))
+            return false;
+    }
+    return true;
+}
+
+// The values to store besides those that must be: all that live while learning, then those that were used.
+static bool add_stored(struct tj_box *b, struct flush *f, const struct tj_learned *l) {
+    bool learning = atomic_load_explicit(&l->learning, memory_order_relaxed);
+    if (learning) {
+        if (!f->nwrites && !f->about)
+            mark_host(b);
+        mark_live(b);
+    }
+    for (tj_ref i = f->low; i <= f->top; i++) {
+        if (!(b->mark[i] & MARK_NEED) || !storable(b, i) || is_write(b, f, i))
+            continue;
+        tj_ref sub = b->map[i];
+        bool used = atomic_load_explicit(&l->used[sub / 64], memory_order_relaxed) >> sub % 64 & 1;
+        if ((used || (learning && b->mark[i] & MARK_LIVE)) && !add(b, f, i))
+            return false;
+    }
+    return true;
+}
+
+// Index + 1 of this break's instance; equal ones of a loop share it. 0: out of memory.
+static uint32_t instance(struct tj_box *b, struct tj_learned *l, struct tj_entry *e, const struct flush *f) {
+    uint32_t first = f->target != TJ_NIL;
+    for (uint32_t back = 1; back <= 8 && back <= b->ninstances; back++) {
+        struct tj_instance *o = &b->instances[b->ninstances - back];
+        if (o->record != l || o->entry != e || o->nmust != f->nmust)
+            continue;
+        bool same = true;
+        for (uint32_t k = 0; k < f->nmust && same; k++)
+            same = b->musts[o->must + k] == b->map[b->outs[first + k]];
+        if (same)
+            return b->ninstances - back + 1;
+    }
+    if (!tj_grow((void **)&b->instances, &b->capinstances, b->ninstances + 1, sizeof *b->instances) ||
+        !tj_grow((void **)&b->musts, &b->capmusts, b->nmusts + f->nmust, sizeof *b->musts))
+        return 0;
+    struct tj_instance *in = &b->instances[b->ninstances++];
+    (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    if (e)
+        (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    *in = (struct tj_instance){l, e, b->nmusts, f->nmust};
+    for (uint32_t k = 0; k < f->nmust; k++)
+        b->musts[b->nmusts++] = b->map[b->outs[first + k]];
+    return b->ninstances;
+}
+
+static void sort_refs(tj_ref *a, uint32_t n) {
+    for (uint32_t gap = n / 2; gap; gap /= 2) {
+        for (uint32_t i = gap; i < n; i++) {
+            tj_ref v = a[i];
+            uint32_t k = i;
+            for (; k >= gap && a[k - gap] > v; k -= gap)
+                a[k] = a[k - gap];
+            a[k] = v;
+        }
+    }
+}
+
+// Results are in place: values become stored, written leaves have their new content.
+static void commit(struct tj_box *b, const struct flush *f, uint32_t inst) {
+    struct tj_run *run = &b->run;
+    for (tj_ref i = f->low; i <= f->top; i++) {
+        const struct tj_node *n = &run->trace.nodes[i];
+        if (!(b->mark[i] & MARK_NEED) || is_source(n) || is_view(n) || run->values[i].state != TJ_V_PENDING)
+            continue;
+        b->mark[i] |= MARK_EXECUTED;
+        b->origin[i] = (struct tj_origin){inst, b->map[i]};
+    }
+    for (uint32_t i = 0; i < f->nouts; i++) {
+        struct tj_value *v = &run->values[b->outs[i]];
+        v->state = TJ_V_STORED;
+        v->tensor = b->outt[i]; // takes over the reference
+        b->mark[b->outs[i]] |= MARK_EXECUTED;
+        b->outt[i] = NULL;
+    }
+    for (uint32_t i = 0; i < f->nwrites; i++) {
+        struct tj_value *v = &run->values[b->writes[i]];
+        v->tensor = trace_retain(tj_root_tensor(run, b->writes[i]));
+        v->state = TJ_V_STORED;
+        b->origin[b->writes[i]].instance = 0;
+    }
+}
+
+// Runs the segment that a break needs. target: the value read, or TJ_NIL. about: what the host writes next, or NULL.
+static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tensor *about, const struct tj_site *site) {
+    struct tj_run *run = &b->run;
+    struct flush f = {.target = target, .about = about, .low = TJ_NIL, .top = TJ_NIL};
+    struct tj_segment seg;
+    struct tj_entry *e = NULL;
+    struct tj_learned *l = NULL;
+    tj_status st = TRACE_ERR_MEMORY;
+    uint32_t inst = 0;
+    if (!tj_break_grow(b) || !tj_pending_writes(b, &f.nwrites))
+        goto memory;
+    if (target != TJ_NIL && !add(b, &f, target))
+        goto memory;
+    uint32_t first = f.nouts;
+    if (!add_musts(b, &f))
+        goto memory;
+    need(b, b->outs, f.nouts, &f.low, &f.top);
+    need(b, b->writes, f.nwrites, &f.low, &f.top);
+    if (f.top == TJ_NIL) { // nothing is recorded that had to run
+        st = TRACE_OK;
+        goto out;
+    }
+    if (!add_ordered(b, &f))
+        goto memory;
+    sort_refs(b->outs + first, f.nouts - first);
+    f.nmust = f.nouts - first;
+    if (!extract(b, f.low, f.top, b->writes, f.nwrites) ||
+        !map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, f.nwrites))
+        goto memory;
+    l = tj_learned_get(run->region, &b->sub, target == TJ_NIL ? TJ_NIL : b->map[target], b->subwrites, f.nwrites);
+    if (!l || !add_stored(b, &f, l))
+        goto memory;
+    sort_refs(b->outs + first + f.nmust, f.nouts - first - f.nmust);
+    if (!map_refs(b, &b->subouts, &b->capsubouts, b->outs, f.nouts) ||
+        !tj_grow((void **)&b->outt, &b->capoutt, f.nouts, sizeof *b->outt))
+        goto memory;
+    // The signature's outs ascend, so that the plan of the same set is the same.
+    fill_segment(b, &seg, &b->sub, b->subouts, f.nouts, b->subwrites, f.nwrites);
+    st = tj_segment_plan(b, &seg, site, false, &e);
+    if (st)
+        goto out;
+    inst = instance(b, l, e, &f);
+    st = TRACE_ERR_MEMORY;
+    if (!inst)
+        goto memory;
+    if (!new_outs(b, seg.trace, seg.outs, f.nouts, b->outt))
+        goto out;
+    st = tj_segment_run(b, &seg, e, b->outt);
+    if (f.nwrites)
+        bump_versions(b, b->writes, f.nwrites);
+    run->broke = true;
+    b->flushes++;
+    if (st) {
+        for (uint32_t i = 0; i < f.nouts; i++)
+            trace_release(b->outt[i]);
+        goto out;
+    }
+    commit(b, &f, inst);
+    if (atomic_load_explicit(&l->learning, memory_order_relaxed))
+        b->touched = true;
+    run->fresh_from = run->trace.nnodes;
+    goto out;
+memory:
+    (void)tj_fail(TRACE_ERR_MEMORY, "out of memory at a graph break");
+out:
+    tj_learned_put(l);
+    unmark(b, 0, b->nmark ? b->nmark - 1 : 0);
+    return st;
+}
+
+// ---- learning -------------------------------------------------------------------------------------------------------
+
+// Tensors as a plan's leaves describe them, for a compile without a run: its hints of strides.
+static bool shadow_leaves(struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves) {
+    static struct tj_storage none = {.flags = TJ_ST_PLACEHOLDER};
+    *tensors = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **tensors);
+    *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **leaves);
+    if (!*tensors || !*leaves)
+        return false;
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *k = &t->leafkeys[i];
+        struct trace_tensor *x = &(*tensors)[i];
+        atomic_init(&x->refs, 1);
+        x->dtype = k->dtype;
+        x->rank = k->rank;
+        x->layout = k->layout;
+        x->st = &none;
+        x->internal = true;
+        memcpy(x->dims, tj_shape_dims(t, k->shape), k->rank * sizeof *x->dims);
+        (void)tj_numel(x->dims, k->rank, &x->numel);
+        int64_t packed = 1; // strides of that layout class
+        for (int d = k->rank; d-- > 0;) {
+            switch (k->layout >> 2 * d & 3) {
+            case TJ_LAY_BROADCAST: x->strides[d] = 0; break;
+            case TJ_LAY_UNIT: x->strides[d] = 1; break;
+            case TJ_LAY_STRIDED: x->strides[d] = packed < 2 ? 3 : packed + 16; break;
+            default: x->strides[d] = packed; break;
+            }
+            packed = x->strides[d] * (x->dims[d] > 0 ? x->dims[d] : 1);
+        }
+        (*leaves)[i].tensor = x;
+    }
+    return true;
+}
+
+static void learn(struct tj_box *b, const struct tj_instance *in) {
+    struct tj_learned *l = in->record;
+    if (!in->entry)
+        return;
+    uint32_t n = 0;
+    struct tj_trace t = in->entry->trace; // a shallow copy: only its leaves differ
+    struct trace_tensor *tensors = NULL;
+    struct tj_leaf *leaves = NULL;
+    // outs: target, musts, then what was used, as flush orders them
+    if (!tj_grow((void **)&b->subouts, &b->capsubouts, l->trace.nnodes, sizeof *b->subouts))
+        return;
+    if (l->target != TJ_NIL)
+        b->subouts[n++] = l->target;
+    for (uint32_t i = 0; i < in->nmust; i++)
+        b->subouts[n++] = b->musts[in->must + i];
+    uint32_t fixed = n;
+    for (tj_ref i = 0; i < l->trace.nnodes && n < l->trace.nnodes; i++) {
+        if (!(atomic_load_explicit(&l->used[i / 64], memory_order_relaxed) >> i % 64 & 1))
+            continue;
+        bool have = false;
+        for (uint32_t k = 0; k < fixed && !have; k++)
+            have = b->subouts[k] == i;
+        if (!have)
+            b->subouts[n++] = i;
+    }
+    struct tj_segment s;
+    fill_segment(b, &s, &t, b->subouts, n, l->writes, l->nwrites);
+    if (!(n == in->entry->seg.nouts && !memcmp(b->subouts, in->entry->seg.outs, n * sizeof(tj_ref))) &&
+        shadow_leaves(&t, &tensors, &leaves)) {
+        t.leaves = leaves;
+        struct tj_entry *e;
+        struct tj_site site = {{NULL, 0}, "end", false, in->entry};
+        (void)tj_segment_plan(b, &s, &site, true, &e); // when it fails the next run tries, and tells
+    }
+    tj_free(tensors);
+    tj_free(leaves);
+}
+
+void tj_break_learn(struct tj_box *b) {
+    if (!b->touched)
+        return;
+    for (uint32_t i = 0; i < b->ninstances; i++)
+        learn(b, &b->instances[i]);
+    for (uint32_t i = 0; i < b->ninstances; i++)
+        atomic_store_explicit(&b->instances[i].record->learning, false, memory_order_relaxed);
+}
+
+// ---- reports --------------------------------------------------------------------------------------------------------
+
+static const char *remedy(const char *kind) {
+    if (!strcmp(kind, "print"))
+        return "use trace_print_later, or print after trace_end";
+    if (!strcmp(kind, "write"))
+        return "write between runs, or record trace_copy_ instead of trace_write";
+    if (!strcmp(kind, "item"))
+        return "read it after trace_end, choose with trace_where or a mask, pad to a fixed size, or use trace_item_later";
+    return "make it an output and read it after trace_end, or choose with trace_where or a mask";
+}
+
+static void report(struct tj_box *b, tj_ref n, const struct tj_site *site, const char *call, uint64_t ns) {
+    struct tj_run *run = &b->run;
+    struct trace_region *r = run->region;
+    bool fresh;
+    TJ_BUMP(&b->count, breaks, 1);
+    struct tj_break_site *s = tj_break_site_get(r, site->loc, site->kind, false, &fresh);
+    if (!s)
+        return;
+    (void)atomic_fetch_add_explicit(&s->count, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&s->ns, ns, memory_order_relaxed);
+    if (!fresh)
+        return;
+    char node[300] = "memory that recorded ops read or write";
+    if (n != TJ_NIL)
+        (void)tj_op_text(&run->trace, n, node, sizeof node);
+    char *op = tj_strdup(call), *made = tj_strdup(node), *what = tj_strdup(remedy(site->kind));
+    tj_lock(&r->cache.lock);
+    s->op = op, s->made = made, s->remedy = what;
+    tj_unlock(&r->cache.lock);
+    tj_event(r->ctx, r, TRACE_EVENT_BREAK, site->loc, -1, -1, 0, 0, (double)ns / 1e6,
+             "%s needs %s, so the graph ends here; %s", call, node, remedy(site->kind));
+}
+
+static tj_status fullgraph_error(struct tj_box *b, tj_ref n, const struct tj_scope *sc, const struct tj_site *site,
+                                 const char *call) {
+    char node[300] = "recorded ops to run", where[300];
+    if (n != TJ_NIL)
+        (void)tj_op_text(&b->run.trace, n, node, sizeof node);
+    (void)tj_loc_text(site->loc, where, sizeof where);
+    (void)tj_fail(TRACE_ERR_BREAK, "region '%s' is fullgraph: %s (%s) needs %s; %s", sc->region->name, call,
+                  where[0] ? where : "place unknown", node, remedy(site->kind));
+    b->run.failed = TRACE_ERR_BREAK;
+    (void)snprintf(b->run.error, sizeof b->run.error, "%s", tj_last_error());
+    return TRACE_ERR_BREAK;
+}
+
+// A graph break: runs what is needed for value n (TJ_NIL: only the writes).
+static tj_status graph_break(struct tj_box *b, tj_ref n, const struct trace_tensor *about, const struct tj_site *site,
+                             const char *call) {
+    struct tj_run *run = &b->run;
+    for (uint32_t i = 0; i < run->nscopes; i++) {
+        if (run->scopes[i].fullgraph)
+            return fullgraph_error(b, n, &run->scopes[i], site, call);
+    }
+    if (run->compile_only)
+        return tj_op_fail(TRACE_ERR_STATE, call, site->loc,
+                          "the run has a placeholder among its inputs: it compiles only, there is no value to read");
+    uint64_t t0 = tj_now_ns();
+    uint32_t flushes = b->flushes;
+    tj_status st = flush(b, n, about, site);
+    if (st) {
+        if (!run->failed) {
+            run->failed = st;
+            (void)snprintf(run->error, sizeof run->error, "%s", tj_last_error());
+        }
+        return st;
+    }
+    if (b->flushes != flushes)
+        report(b, n, site, call, tj_now_ns() - t0);
+    return TRACE_OK;
+}
+
+// Whether pending writes of the run reach the memory of tensor t.
+static bool written_here(struct tj_box *b, const struct trace_tensor *t) {
+    uint32_t n;
+    if (!tj_pending_writes(b, &n))
+        return true;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct trace_tensor *w = tj_root_tensor(&b->run, b->writes[i]);
+        if (w && (w->st == t->st || tj_tensors_overlap(w, t)))
+            return true;
+    }
+    return false;
+}
+
+tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc) {
+    struct tj_box *b = tj_box_of(run);
+    if (run->failed)
+        return tj_fail(run->failed, "%s", run->error);
+    if (run->eager || run->compile_only)
+        return TRACE_OK;
+    struct tj_site site = {loc, "write", b->flushes == 0, NULL};
+    return graph_break(b, TJ_NIL, t, &site, "trace_write");
+}
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+
+struct reading {
+    tj_dtype dtype;
+    size_t rank;
+    int64_t dims[TJ_MAX_RANK], strides[TJ_MAX_RANK], numel;
+    const unsigned char *data;
+    struct tj_storage *st; // kept while reading; NULL: the run keeps it
+};
+
+// A mistake with a recorded value fails its run; one with a tensor only the call.
+static tj_status TJ_PRINTF(5, 6)
+    read_fail(bool value, tj_status st, const char *call, struct tj_loc loc, const char *fmt, ...) {
+    char text[TJ_ERROR_MAX];
+    va_list ap;
+    va_start(ap, fmt);
+    if (vsnprintf(text, sizeof text, fmt, ap) < 0)
+        text[0] = '\0';
+    va_end(ap);
+    struct tj_run *run = tj_current;
+    if (!value)
+        tj_current = NULL;
+    st = tj_op_fail(st, call, loc, "%s", text);
+    tj_current = run;
+    return st;
+}
+
+static tj_status null_handle(const char *call, struct tj_loc loc) {
+    const struct tj_run *run = tj_current;
+    if (run && run->failed)
+        return tj_fail(run->failed, "%s", run->error);
+    if (tj_last_status())
+        return tj_last_status(); // the NULL came of that failure, whose text stays
+    return tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "the tensor is NULL");
+}
+
+static const unsigned char *at(const struct tj_storage *st, tj_dtype d, int64_t offset) {
+    return st->data ? st->data + offset * (int64_t)tj_elem_bytes(d) : NULL;
+}
+
+static void reading_of(struct reading *r, const struct trace_tensor *t, const struct tj_storage *st) {
+    r->dtype = (tj_dtype)t->dtype;
+    r->rank = t->rank;
+    r->numel = t->numel;
+    memcpy(r->dims, t->dims, sizeof r->dims);
+    memcpy(r->strides, t->strides, sizeof r->strides);
+    r->data = at(st, r->dtype, t->offset);
+}
+
+// What a caller asks of the shape before anything runs for it.
+typedef tj_status (*shape_check)(void *arg, bool value, const char *call, struct tj_loc loc, tj_dtype d,
+                                 const int64_t *dims, size_t rank);
+
+static tj_status read_value(struct tj_box *b, tj_ref n, const struct tj_site *site, const char *call,
+                            struct reading *r) {
+    struct tj_run *run = &b->run;
+    struct tj_place v;
+    if (run->compile_only)
+        return tj_op_fail(TRACE_ERR_STATE, call, site->loc,
+                          "the run has a placeholder among its inputs: it compiles only, there is no value to read");
+    if (tj_value_view(run, n, &v)) { // memory from outside: read in place once its writes have run
+        if (run->written && written_here(b, v.tensor)) {
+            tj_status st = graph_break(b, TJ_NIL, NULL, site, call);
+            if (st)
+                return st;
+        }
+        r->dtype = (tj_dtype)run->trace.nodes[n].dtype;
+        r->rank = v.rank;
+        memcpy(r->dims, v.dims, sizeof r->dims);
+        memcpy(r->strides, v.strides, sizeof r->strides);
+        (void)tj_numel(r->dims, r->rank, &r->numel);
+        r->data = at(v.tensor->st, r->dtype, v.offset);
+        return TRACE_OK;
+    }
+    if (run->values[n].state == TJ_V_STORED) {
+        mark_used(b, n);
+    } else {
+        tj_status st = graph_break(b, n, NULL, site, call);
+        if (st)
+            return st;
+    }
+    const struct trace_tensor *t = run->values[n].tensor;
+    reading_of(r, t, t->st);
+    return TRACE_OK;
+}
+
+static tj_status read_tensor(trace_tensor *t, const struct tj_site *site, const char *call, struct reading *r) {
+    struct tj_run *run = tj_current;
+    if (t->state == TJ_T_DEFERRED)
+        return read_fail(false, TRACE_ERR_STATE, call, site->loc,
+                         "the value comes with trace_end of the run that made the handle (trace_item_later)");
+    if (t->state == TJ_T_FAILED)
+        return read_fail(false, TRACE_ERR_STATE, call, site->loc, "the run that would have made the value failed");
+    if (run && !run->eager && run->written && run->ctx == t->ctx && written_here(tj_box_of(run), t)) {
+        tj_status st = run->failed ? tj_fail(run->failed, "%s", run->error)
+                                   : graph_break(tj_box_of(run), TJ_NIL, NULL, site, call);
+        if (st)
+            return st;
+    }
+    r->st = tj_tensor_storage(t);
+    if (r->st->flags & TJ_ST_PLACEHOLDER) {
+        tj_storage_drop(r->st);
+        r->st = NULL;
+        return read_fail(false, TRACE_ERR_STATE, call, site->loc, "a placeholder has no content");
+    }
+    reading_of(r, t, r->st);
+    return TRACE_OK;
+}
+
+// Makes the content of t readable. On success the caller drops r->st.
+static tj_status read_begin(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc, shape_check check,
+                            void *arg, struct reading *r) {
+    struct tj_run *run = tj_current;
+    struct tj_site site = {loc, kind, true, NULL};
+    memset(r, 0, sizeof *r);
+    if (!t)
+        return null_handle(call, loc);
+    if (t == TRACE_NONE)
+        return tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "TRACE_NONE has no content");
+    if (!tj_is_value(t)) {
+        tj_status st = check ? check(arg, false, call, loc, (tj_dtype)t->dtype, t->dims, t->rank) : TRACE_OK;
+        if (run)
+            site.first = tj_box_of(run)->flushes == 0;
+        return st ? st : read_tensor(t, &site, call, r);
+    }
+    if (!run)
+        return tj_op_fail(TRACE_ERR_DEAD, call, loc,
+                          "a recorded value is used after its run; trace_end gives handles that stay");
+    if (run->failed)
+        return tj_fail(run->failed, "%s", run->error);
+    tj_ref n = tj_resolve(run, t, call, loc);
+    if (n == TJ_NIL)
+        return run->failed ? run->failed : tj_last_status();
+    const struct tj_node *node = &run->trace.nodes[n];
+    if (check) {
+        tj_status st = check(arg, true, call, loc, (tj_dtype)node->dtype, tj_shape_dims(&run->trace, node->shape),
+                             tj_shape_rank(&run->trace, node->shape));
+        if (st)
+            return st;
+    }
+    struct tj_box *b = tj_box_of(run);
+    site.first = b->flushes == 0;
+    return read_value(b, n, &site, call, r);
+}
+
+static tj_status check_bytes(void *arg, bool value, const char *call, struct tj_loc loc, tj_dtype d,
+                             const int64_t *dims, size_t rank) {
+    int64_t n;
+    size_t want = 0, have = *(const size_t *)arg;
+    if (!tj_numel(dims, rank, &n) || !tj_tensor_bytes(d, n, &want) || want != have) {
+        char text[TJ_DIMS_TEXT];
+        return read_fail(value, TRACE_ERR_ARGUMENT, call, loc, "%zu bytes of room, and the tensor (%s%s) has %zu", have,
+                         tj_dtypes[d].name, tj_dims_text(text, sizeof text, dims, rank), want);
+    }
+    return TRACE_OK;
+}
+
+static tj_status check_single(void *arg, bool value, const char *call, struct tj_loc loc, tj_dtype d,
+                              const int64_t *dims, size_t rank) {
+    int64_t n;
+    (void)arg;
+    if (!tj_numel(dims, rank, &n) || n != 1) {
+        char text[TJ_DIMS_TEXT];
+        return read_fail(value, TRACE_ERR_SHAPE, call, loc, "the tensor (%s%s) has not one element; use trace_read",
+                         tj_dtypes[d].name, tj_dims_text(text, sizeof text, dims, rank));
+    }
+    return TRACE_OK;
+}
+
+tj_status trace_read_at(trace_tensor *t, void *dst, size_t bytes, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct reading r;
+    if (t && !dst && bytes)
+        return read_fail(false, TRACE_ERR_ARGUMENT, "trace_read", loc, "dst is NULL");
+    tj_status st = read_begin(t, "trace_read", "read", loc, check_bytes, &bytes, &r);
+    if (st)
+        return st;
+    int64_t strides[TJ_MAX_RANK];
+    tj_contiguous_strides(r.dims, r.rank, strides);
+    if (r.numel)
+        tj_copy_strided(dst, strides, r.data, r.strides, r.dims, r.rank, tj_elem_bytes(r.dtype));
+    tj_storage_drop(r.st);
+    return TRACE_OK;
+}
+
+tj_status trace_data_at(trace_tensor *t, const void **data, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct reading r;
+    if (!data)
+        return read_fail(false, TRACE_ERR_ARGUMENT, "trace_data", loc, "no place for the pointer (NULL)");
+    *data = NULL;
+    tj_status st = read_begin(t, "trace_data", "data", loc, NULL, NULL, &r);
+    if (st)
+        return st;
+    tj_storage_drop(r.st); // the handle keeps it
+    if (tj_layout_of(r.dims, r.strides, r.rank)) {
+        char text[TJ_DIMS_TEXT];
+        return read_fail(tj_is_value(t), TRACE_ERR_STATE, "trace_data", loc,
+                         "the tensor (%s%s) is not contiguous; take trace_contiguous of it, or copy with trace_read",
+                         tj_dtypes[r.dtype].name, tj_dims_text(text, sizeof text, r.dims, r.rank));
+    }
+    static const unsigned char empty[TJ_ALIGN]; // an empty tensor has a pointer too
+    *data = r.data ? r.data : empty;
+    return TRACE_OK;
+}
+
+// ---- elements -------------------------------------------------------------------------------------------------------
+
+static double half_value(uint16_t h) {
+    int e = h >> 10 & 31, m = h & 1023;
+    double v = e == 31 ? (m ? NAN : INFINITY) : ldexp(e ? m + 1024 : m, (e ? e : 1) - 25);
+    return h & 0x8000 ? -v : v;
+}
+
+struct element {
+    bool is_int;
+    int64_t i;
+    double f;
+};
+
+static struct element load(const unsigned char *p, tj_dtype d) {
+    struct element e = {true, 0, 0};
+    union {
+        uint32_t u;
+        float f;
+    } w = {0};
+    uint16_t h;
+    int32_t i32;
+    switch (d) {
+    case TRACE_BOOL: e.i = *p != 0; break;
+    case TRACE_U8: e.i = *p; break;
+    case TRACE_I32: memcpy(&i32, p, sizeof i32), e.i = i32; break;
+    case TRACE_I64: memcpy(&e.i, p, sizeof e.i); break;
+    case TRACE_F16: memcpy(&h, p, sizeof h), e.is_int = false, e.f = half_value(h); break;
+    case TRACE_BF16: memcpy(&h, p, sizeof h), w.u = (uint32_t)h << 16, e.is_int = false, e.f = (double)w.f; break;
+    case TRACE_F32: memcpy(&w.f, p, sizeof w.f), e.is_int = false, e.f = (double)w.f; break;
+    case TRACE_F64: memcpy(&e.f, p, sizeof e.f), e.is_int = false; break;
+    }
+    return e;
+}
+
+// Toward zero, saturating; NaN gives 0: as a cast of the library does.
+static int64_t to_i64(struct element e) {
+    if (e.is_int)
+        return e.i;
+    if (isnan(e.f))
+        return 0;
+    if (e.f >= 9223372036854775808.0)
+        return INT64_MAX;
+    if (e.f < -9223372036854775808.0)
+        return INT64_MIN;
+    return (int64_t)e.f;
+}
+
+tj_status trace_item_i64_at(trace_tensor *t, int64_t *v, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct reading r;
+    if (!v)
+        return read_fail(false, TRACE_ERR_ARGUMENT, "trace_item_i64", loc, "no place for the value (NULL)");
+    *v = 0;
+    tj_status st = read_begin(t, "trace_item_i64", "item", loc, check_single, NULL, &r);
+    if (st)
+        return st;
+    *v = to_i64(load(r.data, r.dtype));
+    tj_storage_drop(r.st);
+    return TRACE_OK;
+}
+
+tj_status trace_item_f64_at(trace_tensor *t, double *v, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct reading r;
+    if (!v)
+        return read_fail(false, TRACE_ERR_ARGUMENT, "trace_item_f64", loc, "no place for the value (NULL)");
+    *v = NAN;
+    tj_status st = read_begin(t, "trace_item_f64", "item", loc, check_single, NULL, &r);
+    if (st)
+        return st;
+    struct element e = load(r.data, r.dtype);
+    *v = e.is_int ? (double)e.i : e.f;
+    tj_storage_drop(r.st);
+    return TRACE_OK;
+}
+
+// ---- printing -------------------------------------------------------------------------------------------------------
+
+#define PRINTED 256 // elements printed of a tensor
+
+static void print_reading(const struct reading *r, const char *name) {
+    struct tj_strbuf sb = {0};
+    int64_t at_dim[TJ_MAX_RANK] = {0};
+    char number[40];
+    tj_sb_printf(&sb, "%s = %s", name ? name : "tensor", tj_dtypes[r->dtype].name);
+    tj_sb_dims(&sb, r->dims, r->rank);
+    tj_sb_puts(&sb, " ");
+    if (!r->numel)
+        tj_sb_puts(&sb, "[]");
+    for (size_t d = 0; d < r->rank && r->numel; d++)
+        tj_sb_puts(&sb, "[");
+    for (int64_t k = 0; k < r->numel; k++) {
+        int64_t off = 0;
+        for (size_t d = 0; d < r->rank; d++)
+            off += at_dim[d] * r->strides[d];
+        struct element e = load(r->data + off * (int64_t)tj_elem_bytes(r->dtype), r->dtype);
+        if (r->dtype == TRACE_BOOL)
+            (void)snprintf(number, sizeof number, "%s", e.i ? "true" : "false");
+        else if (e.is_int)
+            (void)snprintf(number, sizeof number, "%lld", (long long)e.i);
+        else
+            (void)snprintf(number, sizeof number, r->dtype == TRACE_F64 ? "%.17g" : "%.9g", e.f);
+        for (char *p = number; *p; p++)
+            *p = *p == ',' ? '.' : *p; // the host's locale may have another point
+        tj_sb_puts(&sb, number);
+        if (k + 1 == PRINTED && r->numel > PRINTED) {
+            tj_sb_printf(&sb, ", ... %lld more", (long long)(r->numel - PRINTED));
+            break;
+        }
+        size_t closed = 0;
+        for (size_t d = r->rank; d-- > 0;) {
+            if (++at_dim[d] < r->dims[d])
+                break;
+            at_dim[d] = 0;
+            closed++;
+        }
+        for (size_t d = 0; d < closed; d++)
+            tj_sb_puts(&sb, "]");
+        if (k + 1 < r->numel) {
+            tj_sb_puts(&sb, ", ");
+            for (size_t d = 0; d < closed; d++)
+                tj_sb_puts(&sb, "[");
+        }
+    }
+    tj_sb_puts(&sb, "\n");
+    if (sb.s)
+        (void)fwrite(sb.s, 1, sb.n, stderr);
+    tj_sb_free(&sb);
+}
+
+void tj_print_tensor(const struct trace_tensor *t, const char *name) {
+    struct reading r;
+    memset(&r, 0, sizeof r);
+    reading_of(&r, t, t->st);
+    print_reading(&r, name);
+}
+
+tj_status trace_print_at(trace_tensor *t, const char *name, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct reading r;
+    tj_status st = read_begin(t, "trace_print", "print", loc, NULL, NULL, &r);
+    if (st)
+        return st;
+    print_reading(&r, name);
+    tj_storage_drop(r.st);
+    return TRACE_OK;
+}
+
+// ---- deferred forms -------------------------------------------------------------------------------------------------
+
+// The node whose value a deferred form of t gives: as it is now, whatever is written later. TJ_NIL: failed.
+static tj_ref deferred_node(struct tj_run *run, trace_tensor *t, const char *call, struct tj_loc loc) {
+    struct tj_place v;
+    tj_ref n = tj_resolve(run, t, call, loc);
+    if (n == TJ_NIL || !tj_value_view(run, n, &v))
+        return n;
+    trace_tensor *copy = trace_clone_at(t, loc.file, loc.line); // memory from outside: what it holds now
+    return copy ? tj_resolve(run, copy, call, loc) : TJ_NIL;
+}
+
+static struct tj_deferred *add_deferred(struct tj_box *b, const char *call, struct tj_loc loc) {
+    if (!tj_grow((void **)&b->deferred, &b->capdeferred, b->ndeferred + 1, sizeof *b->deferred)) {
+        (void)tj_op_fail(TRACE_ERR_MEMORY, call, loc, "out of memory");
+        return NULL;
+    }
+    return &b->deferred[b->ndeferred];
+}
+
+trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct tj_run *run = tj_current;
+    const char *call = "trace_item_later";
+    if (!t || t == TRACE_NONE)
+        return (void)(t ? tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "TRACE_NONE has no content")
+                        : null_handle(call, loc)),
+               NULL;
+    if (!tj_is_value(t) && (!run || run->eager))
+        return trace_retain(t); // it is there already
+    if (!run)
+        return (void)tj_op_fail(TRACE_ERR_DEAD, call, loc,
+                                "a recorded value is used after its run; trace_end gives handles that stay"),
+               NULL;
+    if (run->failed)
+        return NULL;
+    struct tj_box *b = tj_box_of(run);
+    tj_ref n = deferred_node(run, t, call, loc);
+    if (n == TJ_NIL)
+        return NULL;
+    struct tj_deferred *d = add_deferred(b, call, loc);
+    if (!d)
+        return NULL;
+    const struct tj_node *node = &run->trace.nodes[n];
+    struct trace_tensor *later =
+        tj_tensor_deferred(run->ctx, (tj_dtype)node->dtype, tj_shape_dims(&run->trace, node->shape),
+                           tj_shape_rank(&run->trace, node->shape), call, loc);
+    if (!later)
+        return (void)tj_op_fail(TRACE_ERR_MEMORY, call, loc, "out of memory"), NULL;
+    *d = (struct tj_deferred){.node = n, .later = trace_retain(later), .loc = loc};
+    b->ndeferred++;
+    return later;
+}
+
+tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct tj_run *run = tj_current;
+    const char *call = "trace_print_later";
+    if (!t)
+        return null_handle(call, loc);
+    if (t == TRACE_NONE)
+        return tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "TRACE_NONE has no content");
+    if (!run || run->eager)
+        return trace_print_at(t, name, file, line);
+    if (run->failed)
+        return tj_fail(run->failed, "%s", run->error);
+    struct tj_box *b = tj_box_of(run);
+    tj_ref n = deferred_node(run, t, call, loc);
+    if (n == TJ_NIL)
+        return run->failed ? run->failed : tj_last_status();
+    struct tj_deferred *d = add_deferred(b, call, loc);
+    char *copy = d ? tj_strdup(name ? name : "tensor") : NULL;
+    if (!copy)
+        return tj_op_fail(TRACE_ERR_MEMORY, call, loc, "out of memory");
+    *d = (struct tj_deferred){.node = n, .name = copy, .print = true, .loc = loc};
+    b->ndeferred++;
+    return TRACE_OK;
+}
+
+// ---- lint -----------------------------------------------------------------------------------------------------------
+
+void tj_break_lint(struct tj_box *b, uint32_t nouts) {
+    struct tj_run *run = &b->run;
+    const struct tj_trace *t = &run->trace;
+    if (!tj_break_grow(b))
+        return; // only a hint is lost
+    for (tj_ref i = 0; i < t->nnodes; i++) {
+        const tj_ref *in = tj_node_in(t, &t->nodes[i]);
+        for (uint32_t k = 0; k < t->nodes[i].nin; k++)
+            b->mark[in[k]] |= MARK_SEEN;
+    }
+    for (uint32_t i = 0; i < nouts; i++)
+        b->mark[b->outs[i]] |= MARK_SEEN;
+    for (tj_ref i = 0; i < t->nnodes; i++) {
+        const struct tj_value *v = &run->values[i];
+        int64_t n;
+        if (b->mark[i] & MARK_SEEN || t->nodes[i].dtype != TRACE_BOOL || !v->count || v->state != TJ_V_PENDING ||
+            is_source(&t->nodes[i]) || tj_root_tensor(run, i) ||
+            !tj_numel(tj_shape_dims(t, t->nodes[i].shape), tj_shape_rank(t, t->nodes[i].shape), &n) || n != 1)
+            continue;
+        bool fresh;
+        if (!tj_break_site_get(run->region, t->locs[i], "lint", true, &fresh) || !fresh)
+            continue;
+        tj_event(
+            run->ctx, run->region, TRACE_EVENT_LINT, t->locs[i], -1, -1, 0, 0, 0,
+            "the bool that %s makes is never used: probably `if (handle)`, which tests the handle and is always true; "
+            "read it with trace_item_i64, or choose with trace_where",
+            tj_ops[t->nodes[i].op].name);
+    }
+    for (tj_ref i = 0; i < b->nmark; i++)
+        b->mark[i] &= (uint8_t)~MARK_TEMP;
+}

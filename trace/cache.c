@@ -1,0 +1,923 @@
+// trace/cache.c: plan tables of a region: finding, making, evicting plans.
+//
+// A steady run finds its plan in its own run object (hints), compares the signature byte by byte, and touches no memory
+// that other threads write. Otherwise the table is searched under a lock held for the search alone; a signature that
+// nobody has met is entered as COMPILING, made without the lock, and whoever asks for it meanwhile waits for that.
+#include <stdio.h>
+
+#include "../lib/hash.h"
+#include "../lib/strbuf.h"
+#include "region.h"
+
+#define RECORDS_A_GRAPH 4 // learned records kept a plan allowed
+#define ATTEMPTS 3        // times a signature is tried whose maker failed for want of memory
+
+// ---- table ----------------------------------------------------------------------------------------------------------
+
+tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic) {
+    memset(c, 0, sizeof *c);
+    c->max = max;
+    c->symbolic = symbolic;
+    c->nbuckets = 16;
+    while (c->nbuckets < 2 * max && c->nbuckets < 1u << 12)
+        c->nbuckets *= 2;
+    c->buckets = tj_calloc(c->nbuckets, sizeof *c->buckets);
+    c->records = tj_calloc(c->nbuckets, sizeof *c->records);
+    if (!c->buckets || !c->records || pthread_mutex_init(&c->lock, NULL))
+        goto fail;
+    if (pthread_cond_init(&c->ready, NULL)) {
+        (void)pthread_mutex_destroy(&c->lock);
+        goto fail;
+    }
+    return TRACE_OK;
+fail:
+    tj_free(c->buckets);
+    tj_free(c->records);
+    return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory for the plan table");
+}
+
+static void entry_free(struct tj_entry *e) {
+    if (e->plan)
+        e->ctx->backend->release(e->plan);
+    for (uint32_t i = 0; i < e->nfiles; i++)
+        tj_free(e->files[i]);
+    tj_free(e->files);
+    tj_trace_free(&e->trace);
+    tj_free((void *)(uintptr_t)e->seg.outs);
+    tj_free((void *)(uintptr_t)e->seg.writes);
+    tj_free(e);
+}
+
+void tj_entry_put(struct tj_entry *e) {
+    if (e && atomic_fetch_sub_explicit(&e->refs, 1, memory_order_acq_rel) == 1)
+        entry_free(e);
+}
+
+static void learned_free(struct tj_learned *l) {
+    tj_trace_free(&l->trace);
+    tj_free(l->writes);
+    tj_free((void *)(uintptr_t)l->used);
+    tj_free(l);
+}
+
+void tj_learned_put(struct tj_learned *l) {
+    if (l && atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) == 1)
+        learned_free(l);
+}
+
+void tj_cache_free(struct tj_cache *c) {
+    for (uint32_t i = 0; i < c->n; i++)
+        tj_entry_put(c->ring[i]);
+    for (uint32_t i = 0; i < c->nbuckets; i++) {
+        for (struct tj_learned *l = c->records[i], *next; l; l = next) {
+            next = l->next;
+            tj_learned_put(l);
+        }
+    }
+    for (struct tj_break_site *s = c->sites, *next; s; s = next) {
+        next = s->next;
+        tj_free(s->where);
+        tj_free(s->op);
+        tj_free(s->made);
+        tj_free(s->remedy);
+        tj_free(s);
+    }
+    for (size_t i = 0; i < TJ_REASONS; i++)
+        tj_free(c->reasons[i].text);
+    tj_free(c->ring);
+    tj_free(c->buckets);
+    tj_free(c->records);
+    (void)pthread_cond_destroy(&c->ready);
+    (void)pthread_mutex_destroy(&c->lock);
+}
+
+// ---- signatures -----------------------------------------------------------------------------------------------------
+
+static uint64_t refs_hash(const tj_ref *a, uint32_t n, uint64_t h) { return tj_hash_bytes(a, n * sizeof *a, h); }
+
+// Signature of a symbolic segment: extents count only as being 1 or not.
+static uint64_t symbolic_hash(const struct tj_trace *t) {
+    uint64_t h = t->nnodes;
+    for (uint32_t i = 0; i < t->nnodes; i++) {
+        const struct tj_node *n = &t->nodes[i];
+        h = tj_hash_mix(h, (uint64_t)n->op << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
+        const tj_ref *in = tj_node_in(t, n);
+        for (uint32_t k = 0; k < n->nin; k++)
+            h = tj_hash_mix(h, in[k]);
+        const int64_t *d = tj_shape_dims(t, n->shape);
+        size_t rank = tj_shape_rank(t, n->shape);
+        uint64_t ones = rank;
+        for (size_t k = 0; k < rank; k++)
+            ones = ones << 1 | (d[k] == 1);
+        h = tj_hash_mix(h, ones);
+        h = tj_hash_bytes(t->attrs + n->attr, n->nattr * sizeof *t->attrs, h);
+    }
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *k = &t->leafkeys[i];
+        h = tj_hash_mix(h, (uint64_t)k->dtype << 48 | (uint64_t)k->layout << 32 | (uint64_t)k->flags << 16 | k->group);
+    }
+    return h;
+}
+
+static uint64_t segment_hash(const struct tj_segment *s) {
+    if (tj_hash_collide)
+        return 0;
+    uint64_t h = s->symbolic ? symbolic_hash(s->trace) : tj_trace_hash(s->trace);
+    h = refs_hash(s->outs, s->nouts, h);
+    return refs_hash(s->writes, s->nwrites, h);
+}
+
+static bool same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb) {
+    return na == nb && (na == 0 || !memcmp(a, b, na * sizeof *a));
+}
+
+static bool same_outs(const struct tj_segment *a, const struct tj_segment *b) {
+    return same_refs(a->outs, a->nouts, b->outs, b->nouts) && same_refs(a->writes, a->nwrites, b->writes, b->nwrites) &&
+           a->math == b->math && a->precision == b->precision && a->threads == b->threads && a->symbolic == b->symbolic;
+}
+
+// Whether an entry (READY, if it is symbolic) serves the segment.
+static bool matches(const struct tj_entry *e, const struct tj_segment *s) {
+    if (!same_outs(&e->seg, s))
+        return false;
+    if (tj_trace_equal(&e->trace, s->trace))
+        return true;
+    return s->symbolic && atomic_load(&e->state) == TJ_E_READY && e->plan && e->ctx->backend->serves &&
+           e->ctx->backend->serves(e->plan, s->trace);
+}
+
+// ---- recompile reasons ----------------------------------------------------------------------------------------------
+
+struct reason {
+    int input, dim;
+    int64_t from, to;
+    char text[400];
+};
+
+static const char *layout_word(tj_layout l, size_t rank) {
+    if (!l)
+        return "contiguous";
+    for (size_t i = 0; i < rank; i++) {
+        if ((l >> 2 * i & 3) == TJ_LAY_BROADCAST)
+            return "broadcast";
+    }
+    if (rank >= 3 && (l >> 2 & 3) == TJ_LAY_UNIT)
+        return "channels-last";
+    return "strided";
+}
+
+// "input 0" or "captured tensor 2", and its number for the event: declared ones first.
+static int leaf_name(const struct tj_trace *t, uint32_t i, uint32_t declared, char *buf, size_t cap) {
+    if (t->leafkeys[i].input) {
+        (void)snprintf(buf, cap, "input %u", t->leafkeys[i].input - 1);
+        return (int)t->leafkeys[i].input - 1;
+    }
+    int captured = 0;
+    for (uint32_t k = 0; k < i; k++)
+        captured += !t->leafkeys[k].input;
+    (void)snprintf(buf, cap,
+                   t->leafkeys[i].flags & TJ_LEAF_CARRIED ? "value %d kept across the break" : "captured tensor %d",
+                   captured);
+    return (int)declared + captured;
+}
+
+// First guard of a leaf that differs; false: none.
+static bool leaf_differs(const struct tj_trace *old, const struct tj_trace *new, uint32_t i, uint32_t declared,
+                         struct reason *r) {
+    const struct tj_leaf_key *a = &old->leafkeys[i], *b = &new->leafkeys[i];
+    char name[64];
+    int number = leaf_name(new, i, declared, name, sizeof name);
+    r->input = number;
+    r->dim = -1;
+    if (a->dtype != b->dtype) {
+        r->from = a->dtype, r->to = b->dtype;
+        (void)snprintf(r->text, sizeof r->text, "%s: dtype %s became %s", name, tj_dtypes[a->dtype].name,
+                       tj_dtypes[b->dtype].name);
+        return true;
+    }
+    if (a->rank != b->rank) {
+        r->from = a->rank, r->to = b->rank;
+        (void)snprintf(r->text, sizeof r->text, "%s: rank %d became %d", name, a->rank, b->rank);
+        return true;
+    }
+    const int64_t *x = tj_shape_dims(old, a->shape), *y = tj_shape_dims(new, b->shape);
+    for (int d = 0; d < b->rank; d++) {
+        if (x[d] == y[d])
+            continue;
+        r->dim = d, r->from = x[d], r->to = y[d];
+        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d was %lld, is %lld", name, d, (long long)x[d],
+                       (long long)y[d]);
+        return true;
+    }
+    if (a->layout != b->layout) {
+        r->from = a->layout, r->to = b->layout;
+        (void)snprintf(r->text, sizeof r->text, "%s: layout was %s, is %s", name, layout_word(a->layout, a->rank),
+                       layout_word(b->layout, b->rank));
+        return true;
+    }
+    if (a->group != b->group) {
+        r->from = a->group, r->to = b->group;
+        (void)snprintf(r->text, sizeof r->text,
+                       b->group ? "%s: shares memory with another tensor, one of them written"
+                                : "%s: shares no memory any more",
+                       name);
+        return true;
+    }
+    if (a->flags != b->flags) {
+        r->from = a->flags, r->to = b->flags;
+        (void)snprintf(r->text, sizeof r->text, "%s: %s", name,
+                       (a->flags ^ b->flags) & TJ_LEAF_WRITTEN    ? "written by the ops, or no longer"
+                       : (a->flags ^ b->flags) & TJ_LEAF_VOLATILE ? "memory is borrowed, or no longer"
+                                                                  : "computed by an earlier segment, or no longer");
+        return true;
+    }
+    if (a->input != b->input) {
+        r->from = (int64_t)a->input - 1, r->to = (int64_t)b->input - 1;
+        (void)snprintf(r->text, sizeof r->text, "%s: was declared as another input, or captured", name);
+        return true;
+    }
+    return false;
+}
+
+// Nodes alike up to shapes.
+static bool same_op(const struct tj_trace *a, const struct tj_trace *b, uint32_t i) {
+    const struct tj_node *x = &a->nodes[i], *y = &b->nodes[i];
+    return x->op == y->op && x->nin == y->nin && !memcmp(tj_node_in(a, x), tj_node_in(b, y), x->nin * sizeof(tj_ref));
+}
+
+static uint32_t common_ops(const struct tj_trace *a, const struct tj_trace *b) {
+    uint32_t n = a->nnodes < b->nnodes ? a->nnodes : b->nnodes, i = 0;
+    while (i < n && same_op(a, b, i))
+        i++;
+    return i;
+}
+
+// Leaves in which two traces differ.
+static uint32_t leaf_distance(const struct tj_trace *a, const struct tj_trace *b) {
+    uint32_t n = 0;
+    struct reason r;
+    for (uint32_t i = 0; i < a->nleaves && i < b->nleaves; i++)
+        n += leaf_differs(a, b, i, 0, &r);
+    return n;
+}
+
+// Why `old` doesn't serve a segment with trace `new`.
+static void explain(const struct tj_entry *old, const struct tj_segment *s, uint32_t declared, struct reason *r) {
+    const struct tj_trace *a = &old->trace, *b = s->trace;
+    char x[260], y[260];
+    *r = (struct reason){.input = -1, .dim = -1};
+    uint32_t same = common_ops(a, b);
+    if (same < a->nnodes || same < b->nnodes) {
+        if (same < a->nnodes && same < b->nnodes)
+            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %s instead of %s",
+                           tj_op_text(b, same, x, sizeof x), tj_op_text(a, same, y, sizeof y));
+        else if (same < b->nnodes)
+            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %u more, from %s on", b->nnodes - same,
+                           tj_op_text(b, same, x, sizeof x));
+        else
+            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %u fewer, without %s", a->nnodes - same,
+                           tj_op_text(a, same, x, sizeof x));
+        return;
+    }
+    for (uint32_t i = 0; i < a->nleaves && i < b->nleaves; i++) {
+        if (leaf_differs(a, b, i, declared, r))
+            return;
+    }
+    *r = (struct reason){.input = -1, .dim = -1};
+    for (uint32_t i = 0; i < b->nnodes; i++) {
+        const struct tj_node *m = &a->nodes[i], *n = &b->nodes[i];
+        if (m->dtype != n->dtype) {
+            r->from = m->dtype, r->to = n->dtype;
+            (void)snprintf(r->text, sizeof r->text, "dtype of %s: %s became %s", tj_op_text(b, i, x, sizeof x),
+                           tj_dtypes[m->dtype].name, tj_dtypes[n->dtype].name);
+            return;
+        }
+        const int64_t *p = a->attrs + m->attr, *q = b->attrs + n->attr;
+        for (uint32_t k = 0; k < n->nattr && k < m->nattr; k++) {
+            if (p[k] == q[k])
+                continue;
+            r->from = p[k], r->to = q[k];
+            (void)snprintf(r->text, sizeof r->text, "argument of %s: attribute %u was %lld, is %lld",
+                           tj_op_text(b, i, x, sizeof x), k, (long long)p[k], (long long)q[k]);
+            return;
+        }
+        size_t ra = tj_shape_rank(a, m->shape), rb = tj_shape_rank(b, n->shape);
+        const int64_t *da = tj_shape_dims(a, m->shape), *db = tj_shape_dims(b, n->shape);
+        for (size_t d = 0; ra == rb && d < rb; d++) {
+            if (da[d] == db[d])
+                continue;
+            r->dim = (int)d, r->from = da[d], r->to = db[d];
+            (void)snprintf(r->text, sizeof r->text, "shape argument of %s: extent of dim %zu was %lld, is %lld",
+                           tj_op_text(b, i, x, sizeof x), d, (long long)da[d], (long long)db[d]);
+            return;
+        }
+    }
+    if (!same_refs(old->seg.outs, old->seg.nouts, s->outs, s->nouts))
+        (void)snprintf(r->text, sizeof r->text, "other outputs are asked for: %u instead of %u", s->nouts,
+                       old->seg.nouts);
+    else if (!same_refs(old->seg.writes, old->seg.nwrites, s->writes, s->nwrites))
+        (void)snprintf(r->text, sizeof r->text, "other tensors are written: %u instead of %u", s->nwrites,
+                       old->seg.nwrites);
+    else
+        (void)snprintf(r->text, sizeof r->text, "equal extents have become different ones, or the other way round");
+}
+
+static uint64_t site_key(const struct tj_site *s) {
+    uint64_t h = tj_hash_bytes(s->kind, strlen(s->kind), s->first ? 1 : 2);
+    // trace_end may be called in several places for one region: all are its end.
+    if (strcmp(s->kind, "end") && s->loc.file)
+        h = tj_hash_bytes(s->loc.file, strlen(s->loc.file), h + (uint64_t)s->loc.line);
+    return h;
+}
+
+// The table's most similar READY entry of the same site, with a reference. Called with the lock held.
+static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct tj_segment *s) {
+    struct tj_entry *best = NULL;
+    uint64_t best_score = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct tj_entry *e = c->ring[i];
+        if (e->site_key != site || atomic_load(&e->state) != TJ_E_READY)
+            continue;
+        uint64_t ops = common_ops(&e->trace, s->trace);
+        bool all = ops == e->trace.nnodes && ops == s->trace->nnodes;
+        uint64_t score = all ? ((uint64_t)1 << 40) - leaf_distance(&e->trace, s->trace) : ops + 1;
+        if (score >= best_score) { // the youngest of equals
+            best = e;
+            best_score = score;
+        }
+    }
+    if (best)
+        (void)atomic_fetch_add_explicit(&best->refs, 1, memory_order_relaxed);
+    return best;
+}
+
+// ---- eviction -------------------------------------------------------------------------------------------------------
+
+// Takes the coldest entry out of the ring and table: a clock hand halves the credit that hits gave, and stops at an
+// entry without any. The lock is held. The table's reference is the caller's; NULL: all are being compiled.
+static struct tj_entry *evict(struct tj_cache *c) {
+    for (uint32_t turns = 0; c->n && turns < 10 * c->n; turns++) {
+        if (c->hand >= c->n)
+            c->hand = 0;
+        struct tj_entry *e = c->ring[c->hand];
+        unsigned credit = atomic_load_explicit(&e->credit, memory_order_relaxed);
+        if (atomic_load(&e->state) != TJ_E_READY || credit) {
+            atomic_store_explicit(&e->credit, (uint8_t)(credit / 2), memory_order_relaxed);
+            c->hand++;
+            continue;
+        }
+        struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
+        while (*p != e)
+            p = &(*p)->next;
+        *p = e->next;
+        memmove(&c->ring[c->hand], &c->ring[c->hand + 1], (c->n - c->hand - 1) * sizeof *c->ring);
+        c->n--;
+        atomic_store(&e->evicted, true);
+        (void)atomic_fetch_sub(&c->code, e->info.bytes_code);
+        return e;
+    }
+    return NULL;
+}
+
+static void report_evicted(struct trace_region *r, struct tj_entry *e, const char *why) {
+    (void)TJ_COUNT_UP(&r->count, evictions, 1);
+    tj_event(r->ctx, r, TRACE_EVENT_EVICT, (struct tj_loc){NULL, 0}, -1, -1, (int64_t)e->info.bytes_code, 0, e->ms,
+             "a plan of %u ops (%s, %llu hits) was dropped: %s", e->trace.nnodes, e->site,
+             (unsigned long long)atomic_load_explicit(&e->hits, memory_order_relaxed), why);
+    tj_entry_put(e);
+}
+
+static uint64_t code_bytes(trace_context *ctx) {
+    uint64_t n = atomic_load(&ctx->eager->cache.code);
+    for (struct trace_region *r = ctx->regions; r; r = r->next)
+        n += atomic_load(&r->cache.code);
+    return n;
+}
+
+// Drops cold plans, a region after the other, until the code of the context fits its limit.
+static void enforce_limit(trace_context *ctx, const struct tj_entry *keep) {
+    char why[80];
+    (void)snprintf(why, sizeof why, "code_limit of %zu bytes", ctx->opt.code_limit);
+    for (unsigned rounds = 0; rounds < 100000; rounds++) {
+        struct tj_entry *victim = NULL;
+        struct trace_region *from = NULL;
+        tj_lock(&ctx->lock);
+        if (code_bytes(ctx) > ctx->opt.code_limit) {
+            // The region that holds most code gives first.
+            uint64_t most = atomic_load(&ctx->eager->cache.code);
+            from = ctx->eager;
+            for (struct trace_region *r = ctx->regions; r; r = r->next) {
+                if (atomic_load(&r->cache.code) > most)
+                    most = atomic_load(&(from = r)->cache.code);
+            }
+            (void)atomic_fetch_add(&from->refs, 1);
+            tj_lock(&from->cache.lock);
+            if (from->cache.n > 1)
+                victim = evict(&from->cache);
+            tj_unlock(&from->cache.lock);
+        }
+        tj_unlock(&ctx->lock);
+        if (victim)
+            report_evicted(from, victim, why);
+        if (from)
+            tj_region_drop(from);
+        if (!victim || victim == keep)
+            return;
+    }
+}
+
+// ---- making plans ---------------------------------------------------------------------------------------------------
+
+// The entry's own copies of file names: host code may be unloaded.
+static bool own_files(struct tj_entry *e) {
+    const char *seen = NULL, *copy = NULL;
+    uint32_t cap = 0;
+    for (uint32_t i = 0; i < e->trace.nnodes; i++) {
+        const char *f = e->trace.locs[i].file;
+        if (!f)
+            continue;
+        if (f != seen) {
+            copy = NULL;
+            for (uint32_t k = 0; k < e->nfiles && !copy; k++) {
+                if (!strcmp(e->files[k], f))
+                    copy = e->files[k];
+            }
+            if (!copy) {
+                if (!tj_grow((void **)&e->files, &cap, e->nfiles + 1, sizeof *e->files))
+                    return false;
+                char *own = tj_strdup(f);
+                if (!own)
+                    return false;
+                e->files[e->nfiles++] = own;
+                copy = own;
+            }
+            seen = f;
+        }
+        e->trace.locs[i].file = copy;
+    }
+    return true;
+}
+
+static tj_ref *copy_refs(const tj_ref *a, uint32_t n) {
+    tj_ref *p = tj_malloc(n * sizeof *p);
+    if (p && n)
+        memcpy(p, a, n * sizeof *p);
+    return p;
+}
+
+static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
+                                  bool trimmed, uint64_t hash) {
+    struct tj_entry *e = tj_calloc(1, sizeof *e);
+    char where[64];
+    if (!e)
+        return NULL;
+    tj_trace_init(&e->trace);
+    atomic_init(&e->refs, 2); // the table's and the caller's
+    atomic_init(&e->state, TJ_E_COMPILING);
+    e->ctx = b->run.ctx;
+    e->hash = hash;
+    e->seg = *s;
+    e->seg.trace = &e->trace;
+    e->seg.outs = copy_refs(s->outs, s->nouts);
+    e->seg.writes = copy_refs(s->writes, s->nwrites);
+    e->site_key = site->like ? site->like->site_key : site_key(site);
+    e->declared = b->declared;
+    e->trimmed = trimmed;
+    if (site->like)
+        memcpy(e->site, site->like->site, sizeof e->site);
+    else if (!strcmp(site->kind, "end") || !site->loc.file)
+        (void)snprintf(e->site, sizeof e->site, "%s", site->kind);
+    else
+        (void)snprintf(e->site, sizeof e->site, "%s at %s", site->kind, tj_loc_text(site->loc, where, sizeof where));
+    if (!e->seg.outs || !e->seg.writes || !tj_trace_copy(&e->trace, s->trace) || !own_files(e)) {
+        entry_free(e);
+        return NULL;
+    }
+    return e;
+}
+
+static void dump_trace(struct trace_region *r, const struct tj_entry *e) {
+    const struct tj_env *env = &r->ctx->env;
+    if (!env->dump[0] && !tj_env_logs(env, TJ_LOG_TRACE))
+        return;
+    struct tj_strbuf sb = {0};
+    tj_trace_dump(&e->trace, e->seg.outs, e->seg.nouts, &sb);
+    char name[128];
+    (void)snprintf(name, sizeof name, "%.80s-%u.trace.txt", r->hidden ? "eager" : r->name,
+                   atomic_fetch_add_explicit(&r->serial, 1, memory_order_relaxed));
+    if (sb.s) {
+        tj_dump(env, name, sb.s, sb.n);
+        tj_log(env, TJ_LOG_TRACE, "%s:\n%s", name, sb.s);
+    }
+    tj_sb_free(&sb);
+}
+
+static void keep_reason(struct tj_cache *c, const char *text, double ms) {
+    char *copy = tj_strdup(text);
+    tj_lock(&c->lock);
+    struct tj_reason *slot = &c->reasons[c->nreasons++ % TJ_REASONS];
+    char *old = slot->text;
+    slot->text = copy;
+    slot->ms = ms;
+    tj_unlock(&c->lock);
+    tj_free(old);
+}
+
+// Counts and tells a new plan. similar: the entry that nearly served, or NULL.
+static void report_made(struct tj_box *b, const struct tj_entry *e, const struct tj_segment *s,
+                        const struct tj_site *site, const struct tj_entry *similar) {
+    struct trace_region *r = b->run.region;
+    struct tj_counters *c = &b->count;
+    TJ_BUMP(c, graphs, 1);
+    TJ_BUMP(c, kernels, e->info.new_kernels);
+    TJ_BUMP(c, fused_away, e->info.fused_away);
+    TJ_BUMP(c, schedule_ns, e->info.schedule_ns);
+    TJ_BUMP(c, emit_ns, e->info.emit_ns);
+    TJ_BUMP(c, codegen_ns, e->info.codegen_ns);
+    char ops[100];
+    (void)snprintf(ops, sizeof ops, "%u ops in %u kernels", e->trace.nnodes - e->trace.nleaves - e->trace.nparams,
+                   e->info.kernels);
+    if (!e->plan)
+        (void)snprintf(ops, sizeof ops, "%u ops, interpreted", e->trace.nnodes - e->trace.nleaves - e->trace.nparams);
+    if (!similar || e->trimmed) {
+        tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, -1, -1, 0, 0, e->ms, "%s (%s): %s",
+                 r->hidden    ? "single op"
+                 : e->trimmed ? "stores across the break only what was used"
+                              : "first graph",
+                 e->site, ops);
+        return;
+    }
+    struct reason why;
+    explain(similar, s, b->declared, &why);
+    TJ_BUMP(c, recompiles, 1);
+    keep_reason(&r->cache, why.text, e->ms);
+    tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",
+             why.text, e->site, ops);
+}
+
+// Compiles an entry that is in the table as COMPILING. The interpreter takes over where the compiler can't.
+static tj_status make(struct tj_box *b, struct tj_entry *e, const struct tj_segment *s, const struct tj_site *site) {
+    struct trace_region *r = b->run.region;
+    trace_context *ctx = r->ctx;
+    tj_status st = TRACE_OK;
+    uint64_t t0 = tj_now_ns();
+    if (tj_context_backend(ctx, r)) {
+        // Only the maker reads leaves and parameters: hints of strides and values.
+        struct tj_leaf *own = e->trace.leaves;
+        e->trace.leaves = s->trace->leaves;
+        st = ctx->backend->compile(ctx->backend_state, &e->seg, &e->plan, &e->info);
+        e->trace.leaves = own;
+        if (st)
+            e->plan = NULL;
+        if (st && st != TRACE_ERR_MEMORY) {
+            char why[TJ_ERROR_MAX];
+            (void)snprintf(why, sizeof why, "%s", tj_last_error());
+            tj_event(ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
+                     "a graph of %u ops (%s) could not be compiled, the interpreter runs it: %s", e->trace.nnodes,
+                     e->site, why);
+            st = TRACE_OK;
+        }
+    }
+    e->ms = (double)(tj_now_ns() - t0) / 1e6;
+    return st;
+}
+
+static struct tj_entry *find(struct tj_cache *c, const struct tj_segment *s, uint64_t hash) {
+    for (struct tj_entry *e = c->buckets[hash & (c->nbuckets - 1)]; e; e = e->next) {
+        if (e->hash == hash && matches(e, s)) {
+            (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+            return e;
+        }
+    }
+    return NULL;
+}
+
+static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
+    struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
+    while (*p && *p != e)
+        p = &(*p)->next;
+    if (*p)
+        *p = e->next;
+    uint32_t i = 0;
+    while (i < c->n && c->ring[i] != e)
+        i++;
+    if (i == c->n)
+        return;
+    memmove(&c->ring[i], &c->ring[i + 1], (c->n - i - 1) * sizeof *c->ring);
+    c->n--;
+    if (c->hand > i)
+        c->hand--;
+}
+
+// Finds the entry, or enters a new one. *made: it's the caller's to compile.
+static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
+                                      bool trimmed, uint64_t hash, bool *made, struct tj_entry **similar) {
+    struct trace_region *r = b->run.region;
+    struct tj_cache *c = &r->cache;
+    struct tj_entry *fresh = NULL, *e, *victim = NULL;
+    *made = false;
+    *similar = NULL;
+    for (;;) {
+        tj_lock(&c->lock);
+        e = find(c, s, hash);
+        if (e || fresh)
+            break;
+        tj_unlock(&c->lock);
+        fresh = entry_new(b, s, site, trimmed, hash);
+        if (!fresh) {
+            (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for a plan", r->name);
+            return NULL;
+        }
+    }
+    bool full = false;
+    if (!e) {
+        uint32_t cap = c->capring;
+        if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring)) {
+            c->capring = cap;
+            *similar = c->symbolic ? NULL : nearest(c, fresh->site_key, s);
+            if (c->n >= c->max)
+                victim = evict(c);
+            // In the ring just behind the hand, so that it is looked at last.
+            uint32_t at = c->hand < c->n ? c->hand : c->n;
+            memmove(&c->ring[at + 1], &c->ring[at], (c->n - at) * sizeof *c->ring);
+            c->ring[at] = fresh;
+            c->n++;
+            c->hand = at + 1;
+            struct tj_entry **bucket = &c->buckets[hash & (c->nbuckets - 1)];
+            fresh->next = *bucket;
+            *bucket = fresh;
+            e = fresh;
+            fresh = NULL;
+            *made = true;
+        } else {
+            full = true;
+        }
+    } else {
+        while (atomic_load(&e->state) == TJ_E_COMPILING)
+            (void)pthread_cond_wait(&c->ready, &c->lock);
+    }
+    tj_unlock(&c->lock);
+    if (fresh) {
+        tj_entry_put(fresh);
+        tj_entry_put(fresh);
+    }
+    if (victim) {
+        char why[60];
+        (void)snprintf(why, sizeof why, "max_graphs of %u", c->max);
+        report_evicted(r, victim, why);
+    }
+    if (full)
+        (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for the plan table", r->name);
+    return e;
+}
+
+static void remember(struct tj_entry **slot, struct tj_entry *e) {
+    if (*slot == e)
+        return;
+    (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    tj_entry_put(*slot);
+    *slot = e;
+}
+
+static struct tj_entry *hit(struct tj_box *b, struct tj_entry *e) {
+    // A saturated entry is only read: hits of many threads don't contend for its line.
+    unsigned credit = atomic_load_explicit(&e->credit, memory_order_relaxed);
+    if (credit < TJ_CREDIT_MAX) {
+        atomic_store_explicit(&e->credit, (uint8_t)(credit + 1), memory_order_relaxed);
+        (void)atomic_fetch_add_explicit(&e->hits, 1, memory_order_relaxed);
+    }
+    TJ_BUMP(&b->count, hits, 1);
+    return e;
+}
+
+// The box's hints hold the references of steady hits: *out borrows from them.
+tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site, bool trimmed,
+                          struct tj_entry **out) {
+    struct tj_entry **predict = &b->predict[b->segment < TJ_PREDICT ? b->segment : TJ_PREDICT - 1];
+    struct tj_entry *e = *predict;
+    if (TJ_LIKELY(e && !trimmed && !s->symbolic && !atomic_load_explicit(&e->evicted, memory_order_relaxed) &&
+                  matches(e, s))) {
+        *out = hit(b, e);
+        return TRACE_OK;
+    }
+    uint64_t hash = segment_hash(s);
+    struct tj_entry **hint = &b->hints[hash % TJ_HINTS];
+    e = *hint;
+    if (e && !trimmed && e->hash == hash && !atomic_load_explicit(&e->evicted, memory_order_relaxed) && matches(e, s)) {
+        remember(predict, e);
+        *out = hit(b, e);
+        return TRACE_OK;
+    }
+    struct trace_region *r = b->run.region;
+    struct tj_cache *c = &r->cache;
+    for (int attempt = 0;; attempt++) {
+        bool made;
+        struct tj_entry *similar;
+        e = find_or_enter(b, s, site, trimmed, hash, &made, &similar);
+        if (!e)
+            return TRACE_ERR_MEMORY;
+        if (!made) {
+            if (atomic_load(&e->state) == TJ_E_READY) {
+                if (!trimmed)
+                    (void)hit(b, e);
+                break;
+            }
+            tj_status failed = e->failed; // whoever was making it ran out of memory
+            tj_entry_put(e);
+            if (attempt < ATTEMPTS)
+                continue;
+            return tj_fail(failed, "region '%s': out of memory for a plan", r->name);
+        }
+        b->missed = true;
+        if (!trimmed)
+            TJ_BUMP(&b->count, misses, 1);
+        tj_status st = make(b, e, s, site);
+        tj_lock(&c->lock);
+        e->failed = st;
+        atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
+        if (st)
+            unlink_entry(c, e);
+        else
+            (void)atomic_fetch_add(&c->code, e->info.bytes_code);
+        (void)pthread_cond_broadcast(&c->ready);
+        tj_unlock(&c->lock);
+        if (st) {
+            tj_entry_put(similar);
+            tj_entry_put(e); // the table's
+            tj_entry_put(e);
+            return st;
+        }
+        dump_trace(r, e);
+        report_made(b, e, s, site, similar);
+        tj_entry_put(similar);
+        if (e->info.bytes_code)
+            enforce_limit(r->ctx, e);
+        break;
+    }
+    if (trimmed) {
+        tj_entry_put(e);
+        *out = NULL;
+        return TRACE_OK;
+    }
+    remember(hint, e);
+    remember(predict, e);
+    tj_entry_put(e);
+    *out = e;
+    return TRACE_OK;
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------
+
+static tj_status data_error(const struct tj_segment *s, const struct tj_data_error *err) {
+    char node[300];
+    (void)tj_op_text(s->trace, err->node, node, sizeof node);
+    switch (err->kind) {
+    case TJ_DATA_INDEX:
+        return tj_fail(TRACE_ERR_DEVICE, "%s: index %lld is out of range for %lld", node, (long long)err->index,
+                       (long long)err->extent);
+    case TJ_DATA_DIVISION: return tj_fail(TRACE_ERR_DEVICE, "%s: integer division by zero", node);
+    default:
+        return tj_fail(TRACE_ERR_DEVICE, "%s: integer to the negative power %lld has no integer value", node,
+                       (long long)err->index);
+    }
+}
+
+tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj_entry *e,
+                         struct trace_tensor *const *outs) {
+    trace_context *ctx = b->run.ctx;
+    struct tj_data_error err;
+    memset(&err, 0, sizeof err);
+    uint64_t launches = 0, moved = 0, interpreted = 0;
+    struct tj_run_args args = {.ctx = ctx,
+                               .leaves = s->trace->leaves,
+                               .params = s->trace->params,
+                               .outs = outs,
+                               .err = &err,
+                               .launches = &launches,
+                               .bytes_moved = &moved,
+                               .interpreted = &interpreted};
+    tj_fpenv env;
+    uint64_t t0 = tj_ticks();
+    tj_fpenv_enter(&env);
+    tj_status st = e && e->plan ? ctx->backend->run(e->plan, &args) : tj_interp_run(s, &args);
+    tj_fpenv_leave(&env);
+    b->ran += tj_ticks() - t0;
+    b->segment++;
+    TJ_BUMP(&b->count, launches, launches);
+    TJ_BUMP(&b->count, bytes_moved, moved);
+    if (interpreted)
+        TJ_BUMP(&b->count, interpreted_ops, interpreted);
+    if (TJ_UNLIKELY(!st && atomic_load_explicit(&err.set, memory_order_acquire)))
+        st = data_error(s, &err);
+    return st;
+}
+
+// ---- what is learned at breaks --------------------------------------------------------------------------------------
+
+static uint64_t learned_hash(const struct tj_trace *t, tj_ref target, const tj_ref *writes, uint32_t nwrites) {
+    if (tj_hash_collide)
+        return 0;
+    return refs_hash(writes, nwrites, tj_hash_mix(tj_trace_hash(t), target));
+}
+
+static struct tj_learned *find_learned(struct tj_cache *c, uint64_t hash, const struct tj_trace *t, tj_ref target,
+                                       const tj_ref *writes, uint32_t nwrites) {
+    for (struct tj_learned *l = c->records[hash & (c->nbuckets - 1)]; l; l = l->next) {
+        if (l->hash == hash && l->target == target && same_refs(l->writes, l->nwrites, writes, nwrites) &&
+            tj_trace_equal(&l->trace, t)) {
+            (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+            return l;
+        }
+    }
+    return NULL;
+}
+
+// Drops the oldest record of the next chain that has one. The lock is held.
+static void drop_learned(struct tj_cache *c, uint32_t from) {
+    for (uint32_t i = 0; i < c->nbuckets; i++) {
+        struct tj_learned **p = &c->records[(from + 1 + i) & (c->nbuckets - 1)];
+        if (!*p)
+            continue;
+        while ((*p)->next)
+            p = &(*p)->next; // chains grow at the front
+        struct tj_learned *old = *p;
+        *p = NULL;
+        c->nrecords--;
+        tj_learned_put(old);
+        return;
+    }
+}
+
+struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace *t, tj_ref target, const tj_ref *writes,
+                                  uint32_t nwrites) {
+    struct tj_cache *c = &r->cache;
+    uint64_t hash = learned_hash(t, target, writes, nwrites);
+    tj_lock(&c->lock);
+    struct tj_learned *l = find_learned(c, hash, t, target, writes, nwrites);
+    tj_unlock(&c->lock);
+    if (l)
+        return l;
+    struct tj_learned *fresh = tj_calloc(1, sizeof *fresh);
+    if (!fresh)
+        return NULL;
+    tj_trace_init(&fresh->trace);
+    atomic_init(&fresh->refs, 2);
+    atomic_init(&fresh->learning, true);
+    fresh->hash = hash;
+    fresh->target = target;
+    fresh->writes = copy_refs(writes, nwrites);
+    fresh->nwrites = nwrites;
+    fresh->used = tj_calloc(t->nnodes / 64 + 1, sizeof *fresh->used);
+    if (!fresh->writes || !fresh->used || !tj_trace_copy(&fresh->trace, t)) {
+        learned_free(fresh);
+        return NULL;
+    }
+    // Host file names may go; the copy isn't read for them.
+    for (uint32_t i = 0; i < fresh->trace.nnodes; i++)
+        fresh->trace.locs[i] = (struct tj_loc){NULL, 0};
+    tj_lock(&c->lock);
+    l = find_learned(c, hash, t, target, writes, nwrites);
+    if (!l) {
+        struct tj_learned **bucket = &c->records[hash & (c->nbuckets - 1)];
+        if (c->nrecords >= RECORDS_A_GRAPH * c->max)
+            drop_learned(c, (uint32_t)hash);
+        fresh->next = *bucket;
+        *bucket = fresh;
+        c->nrecords++;
+        l = fresh;
+        fresh = NULL;
+    }
+    tj_unlock(&c->lock);
+    if (fresh)
+        learned_free(fresh);
+    return l;
+}
+
+struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc loc, const char *kind, bool lint,
+                                        bool *fresh) {
+    struct tj_cache *c = &r->cache;
+    char where[300];
+    (void)tj_loc_text(loc, where, sizeof where);
+    uint64_t key = tj_hash_bytes(where, strlen(where), tj_hash_bytes(kind, strlen(kind), lint));
+    *fresh = false;
+    tj_lock(&c->lock);
+    struct tj_break_site *s = c->sites;
+    while (s && !(s->key == key && s->lint == lint && !strcmp(s->kind, kind) && !strcmp(s->where, where)))
+        s = s->next;
+    if (!s && (s = tj_calloc(1, sizeof *s))) {
+        s->where = tj_strdup(where);
+        s->kind = kind;
+        s->key = key;
+        s->lint = lint;
+        if (s->where) {
+            s->next = c->sites;
+            c->sites = s;
+            *fresh = true;
+        } else {
+            tj_free(s);
+            s = NULL;
+        }
+    }
+    tj_unlock(&c->lock);
+    return s;
+}

@@ -1,0 +1,113 @@
+// trace/eager.c: single-op runs: what an op does outside a region, and in an eager scope.
+#include <stdio.h>
+
+#include "region.h"
+
+// A run of the hidden region holds one op. Its plan has symbolic extents, so that one serves many shapes.
+struct tj_run *tj_eager_begin(trace_context *ctx, const char *op, struct tj_loc loc) {
+    struct tj_box *b = tj_run_open(ctx->eager);
+    if (!b) {
+        (void)tj_op_fail(tj_last_status(), op, loc,
+                         tj_last_status() == TRACE_ERR_SHUTDOWN ? "the context was shut down"
+                                                                : "out of memory for a run");
+        return NULL;
+    }
+    b->outer = tj_current;
+    b->run.begin = loc;
+    tj_current = &b->run;
+    return &b->run;
+}
+
+static void close_run(struct tj_box *b) {
+    tj_current = b->outer;
+    tj_run_drop(&b->run);
+    tj_box_give(b);
+}
+
+// The op has failed: the eager scope around it has, too.
+static trace_tensor *fail(struct tj_box *b) {
+    struct tj_run *run = &b->run, *outer = b->outer;
+    tj_status st = run->failed ? run->failed : tj_last_status() ? tj_last_status() : TRACE_ERR_STATE;
+    if (outer && !outer->failed) {
+        outer->failed = st;
+        (void)snprintf(outer->error, sizeof outer->error, "%s", run->failed ? run->error : tj_last_error());
+    }
+    if (run->failed)
+        (void)tj_fail(st, "%s", run->error);
+    TJ_BUMP(&b->count, errors, 1);
+    close_run(b);
+    return NULL;
+}
+
+static tj_status refuse_placeholder(struct tj_box *b) {
+    return tj_op_fail(TRACE_ERR_STATE, "op", b->run.begin,
+                      "an operand is a placeholder, which has no content; placeholders are inputs of regions");
+}
+
+// The error of a run of the plan names the op, but the text should be one as recorded ops have.
+static tj_status run_plan(struct tj_box *b, tj_ref n, uint32_t nwrites, struct trace_tensor **out) {
+    uint32_t nouts = n != TJ_NIL;
+    struct tj_site site = {b->run.begin, "end", true, NULL};
+    if (nouts) {
+        if (!tj_grow((void **)&b->outs, &b->capouts, 1, sizeof *b->outs))
+            return tj_fail(TRACE_ERR_MEMORY, "out of memory");
+        b->outs[0] = n;
+    }
+    return tj_break_finish(b, nouts, nwrites, &site, true, out);
+}
+
+trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target) {
+    struct tj_box *b = tj_box_of(run);
+    struct trace_tensor *out = NULL;
+    uint32_t nwrites;
+    if (run->failed || (!result && !inplace_target))
+        return fail(b);
+    if (run->compile_only && refuse_placeholder(b))
+        return fail(b);
+    if (!tj_pending_writes(b, &nwrites)) {
+        (void)tj_fail(TRACE_ERR_MEMORY, "out of memory");
+        return fail(b);
+    }
+    TJ_BUMP(&b->count, eager_ops, 1);
+    if (inplace_target) {
+        if (nwrites && run_plan(b, TJ_NIL, nwrites, NULL))
+            return fail(b);
+        close_run(b);
+        return inplace_target;
+    }
+    if (!tj_is_value(result)) {
+        out = trace_retain(result);
+    } else {
+        tj_ref n = (tj_ref)((uint64_t)(uintptr_t)result >> 1 & 0xFFFFFF) - 1;
+        struct tj_place v;
+        if (!tj_value_view(run, n, &v)) {
+            if (run_plan(b, n, nwrites, &out))
+                return fail(b);
+        } else if (v.source) {
+            out = trace_retain(v.source);
+        } else {
+            out = tj_tensor_view(v.tensor->st, (tj_dtype)v.tensor->dtype, v.dims, v.strides, v.rank, v.offset,
+                                 tj_ops[run->trace.nodes[n].op].name, run->begin);
+            if (!out)
+                return fail(b);
+        }
+    }
+    if (b->outer && !tj_pool_add(b->outer, out)) {
+        trace_release(out);
+        (void)tj_op_fail(TRACE_ERR_MEMORY, "op", run->begin, "out of memory");
+        return fail(b);
+    }
+    out->loc = out->loc.file ? out->loc : run->begin;
+    close_run(b);
+    return out;
+}
+
+void tj_eager_forget(struct tj_run *run, struct trace_tensor *t) {
+    struct tj_box *b = tj_box_of(run);
+    for (uint32_t i = b->npool; i-- > 0;) {
+        if (b->pool[i] != t)
+            continue;
+        b->pool[i] = b->pool[--b->npool];
+        return;
+    }
+}

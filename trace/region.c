@@ -1,0 +1,724 @@
+// trace/region.c: regions and their runs: begin, end, nesting, abandon, errors.
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "region.h"
+
+_Thread_local struct tj_run *tj_current;
+
+// A begin that could not even open a run: trace_end tells why.
+static _Thread_local struct {
+    const struct trace_region *region;
+    tj_status status;
+} refused;
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+tj_status tj_op_fail(tj_status st, const char *op, struct tj_loc loc, const char *fmt, ...) {
+    struct tj_run *run = tj_current;
+    if (run && run->failed)
+        return run->failed; // the first error stays
+    char text[TJ_ERROR_MAX], where[300];
+    va_list ap;
+    va_start(ap, fmt);
+    if (vsnprintf(text, sizeof text, fmt, ap) < 0)
+        text[0] = '\0';
+    va_end(ap);
+    (void)tj_loc_text(loc, where, sizeof where);
+    if (where[0])
+        (void)tj_fail(st, "%s (%s): %s", op, where, text);
+    else
+        (void)tj_fail(st, "%s: %s", op, text);
+    if (run) {
+        run->failed = st;
+        (void)snprintf(run->error, sizeof run->error, "%s", tj_last_error());
+    }
+    return st;
+}
+
+// Makes the thread's last error the run's.
+static tj_status run_error(struct tj_run *run) {
+    if (!run->failed) {
+        run->failed = tj_last_status() ? tj_last_status() : TRACE_ERR_STATE;
+        (void)snprintf(run->error, sizeof run->error, "%s", tj_last_error());
+    }
+    return run->failed;
+}
+
+// The error of a run as trace_end reports it.
+static tj_status report_error(const struct trace_region *r, struct tj_loc begin, tj_status st, const char *text) {
+    char where[300];
+    (void)tj_loc_text(begin, where, sizeof where);
+    if (!strncmp(text, "region '", 8))
+        return tj_fail(st, "%s", text);
+    if (where[0])
+        return tj_fail(st, "region '%s' (%s): %s", r->name, where, text);
+    return tj_fail(st, "region '%s': %s", r->name, text);
+}
+
+// ---- generations ----------------------------------------------------------------------------------------------------
+
+#define GENERATION_BITS 39
+#define GENERATION_BLOCK 4096
+static _Atomic uint64_t generations;
+static _Atomic uint32_t threads_seen;
+static _Thread_local struct {
+    uint64_t next, end; // generations left of this thread's block
+    uint32_t slot;      // number of the thread + 1
+} mine;
+
+static uint64_t next_generation(void) {
+    if (mine.next == mine.end) {
+        mine.next = atomic_fetch_add_explicit(&generations, GENERATION_BLOCK, memory_order_relaxed);
+        mine.end = mine.next + GENERATION_BLOCK;
+    }
+    return mine.next++ & (((uint64_t)1 << GENERATION_BITS) - 1);
+}
+
+static uint32_t thread_slot(void) {
+    if (!mine.slot)
+        mine.slot = atomic_fetch_add_explicit(&threads_seen, 1, memory_order_relaxed) % TJ_SLOTS + 1;
+    return mine.slot - 1;
+}
+
+// ---- run objects ----------------------------------------------------------------------------------------------------
+
+static void box_free(struct tj_box *b) {
+    for (size_t i = 0; i < TJ_HINTS; i++)
+        tj_entry_put(b->hints[i]);
+    for (size_t i = 0; i < TJ_PREDICT; i++)
+        tj_entry_put(b->predict[i]);
+    tj_run_free(&b->run);
+    tj_trace_free(&b->sub);
+    tj_free(b->run.scopes);
+    tj_free(b->outs);
+    tj_free(b->writes);
+    tj_free(b->subouts);
+    tj_free(b->subwrites);
+    tj_free(b->stored);
+    tj_free(b->outt);
+    tj_free(b->outmap);
+    tj_free(b->handles);
+    tj_free(b->map);
+    tj_free(b->mark);
+    tj_free(b->origin);
+    tj_free(b->instances);
+    tj_free(b->musts);
+    tj_free(b->deferred);
+    tj_free(b->pool);
+    tj_free(b);
+}
+
+static struct tj_box *box_new(struct trace_region *r) {
+    struct tj_box *b = tj_calloc(1, sizeof *b);
+    if (!b) {
+        (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for a run", r->name);
+        return NULL;
+    }
+    tj_trace_init(&b->run.trace);
+    tj_trace_init(&b->sub);
+    b->run.extra = b;
+    b->run.region = r;
+    b->run.ctx = r->ctx;
+    atomic_init(&b->state, TJ_BOX_ACTIVE);
+    return b;
+}
+
+struct tj_box *tj_box_take(struct trace_region *r) {
+    uint32_t first = thread_slot();
+    struct tj_box *b = NULL;
+    for (uint32_t k = 0; k < TJ_SLOTS; k++) {
+        _Atomic(struct tj_box *) *slot = &r->slots[(first + k) % TJ_SLOTS];
+        b = atomic_load_explicit(slot, memory_order_acquire);
+        if (!b) {
+            struct tj_box *none = NULL;
+            b = box_new(r);
+            if (!b)
+                return NULL;
+            b->pooled = true;
+            if (atomic_compare_exchange_strong(slot, &none, b))
+                goto taken;
+            box_free(b);
+            b = none;
+        }
+        int idle = TJ_BOX_IDLE;
+        if (atomic_compare_exchange_strong(&b->state, &idle, TJ_BOX_ACTIVE))
+            goto taken;
+    }
+    b = box_new(r); // more threads than slots
+    if (!b)
+        return NULL;
+    (void)atomic_fetch_add(&r->refs, 1);
+    (void)atomic_fetch_add(&r->ctx->running, 1);
+taken:
+    b->run.generation = next_generation();
+    return b;
+}
+
+void tj_box_give(struct tj_box *b) {
+    struct trace_region *r = b->run.region;
+    if (b->pooled && TJ_LIKELY(atomic_exchange(&b->state, TJ_BOX_IDLE) != TJ_BOX_ORPHAN))
+        return;
+    // The region was released meanwhile, or has no slot for it: its totals go to the region, which may go next.
+    tj_lock(&r->ctx->lock);
+    tj_stats_add(&r->count, &b->count);
+    for (size_t i = 0; b->pooled && i < TJ_SLOTS; i++) {
+        if (atomic_load(&r->slots[i]) == b)
+            atomic_store(&r->slots[i], NULL);
+    }
+    tj_unlock(&r->ctx->lock);
+    if (!b->pooled)
+        (void)atomic_fetch_sub(&r->ctx->running, 1);
+    box_free(b);
+    tj_region_drop(r);
+}
+
+// ---- regions --------------------------------------------------------------------------------------------------------
+
+#define DEFAULT_GRAPHS 64
+#define EAGER_GRAPHS 512
+#define MAX_GRAPHS (1u << 20)
+
+tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region_options *opt, bool hidden,
+                        struct trace_region **out) {
+    struct trace_region *r = tj_calloc(1, sizeof *r);
+    char *copy = r ? tj_strdup(name) : NULL;
+    if (!copy) {
+        tj_free(r);
+        return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory");
+    }
+    if (opt)
+        r->opt = *opt;
+    if (!r->opt.max_graphs)
+        r->opt.max_graphs = hidden ? EAGER_GRAPHS : DEFAULT_GRAPHS;
+    tj_status s = tj_cache_init(&r->cache, r->opt.max_graphs, hidden);
+    if (s) {
+        tj_free(copy);
+        tj_free(r);
+        return s;
+    }
+    atomic_init(&r->refs, 1);
+    r->ctx = ctx;
+    r->name = copy;
+    r->hidden = hidden;
+    r->born_ticks = tj_ticks();
+    r->born_ns = tj_now_ns();
+    if (!hidden) {
+        tj_context_retain(ctx);
+        tj_lock(&ctx->lock);
+        r->next = ctx->regions;
+        if (r->next)
+            r->next->prev = r;
+        ctx->regions = r;
+        tj_unlock(&ctx->lock);
+    }
+    *out = r;
+    return TRACE_OK;
+}
+
+static tj_status check_options(const trace_region_options *o) {
+    if ((int)o->mode < TRACE_MODE_RECORD || o->mode > TRACE_MODE_EAGER)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: mode %d is none", (int)o->mode);
+    if (o->dynamic < TRACE_DYNAMIC_AUTO || o->dynamic > TRACE_DYNAMIC_ON)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: dynamic %d is none", o->dynamic);
+    if (o->math < TRACE_MATH_STRICT || o->math > TRACE_MATH_FAST)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: math %d is none", o->math);
+    if (o->matmul_precision < TRACE_PRECISION_F32 || o->matmul_precision > TRACE_PRECISION_F16)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: matmul_precision %d is none", o->matmul_precision);
+    if (o->threads < 0)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: threads is %d; 0 is the context's", o->threads);
+    if (o->max_graphs > MAX_GRAPHS)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: max_graphs is %u, above %u", (unsigned)o->max_graphs,
+                       MAX_GRAPHS);
+    return TRACE_OK;
+}
+
+tj_status trace_region_create(trace_context *ctx, const char *name, const trace_region_options *options,
+                              trace_region **out) {
+    if (!out)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: no place for the region (NULL)");
+    *out = NULL;
+    if (!ctx)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: NULL context");
+    trace_region_options opt = {0};
+    if (options) {
+        tj_status s = tj_options_copy(&opt, sizeof opt, options, "trace_region_options");
+        if (!s)
+            s = check_options(&opt);
+        if (s)
+            return s;
+    }
+    opt.size = sizeof opt;
+    if (atomic_load(&ctx->shut))
+        return tj_fail(TRACE_ERR_SHUTDOWN, "trace_region_create: the context was shut down");
+    return tj_region_new(ctx, name ? name : "unnamed", &opt, false, out);
+}
+
+void tj_region_drop(struct trace_region *r) {
+    if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    trace_context *ctx = r->ctx;
+    if (!r->hidden) {
+        tj_lock(&ctx->lock);
+        tj_stats_sum(r, &ctx->count);
+        if (r->prev)
+            r->prev->next = r->next;
+        else
+            ctx->regions = r->next;
+        if (r->next)
+            r->next->prev = r->prev;
+        tj_unlock(&ctx->lock);
+    }
+    for (size_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = atomic_load(&r->slots[i]);
+        if (b)
+            box_free(b);
+    }
+    tj_cache_free(&r->cache);
+    bool hidden = r->hidden;
+    tj_free(r->name);
+    tj_free(r);
+    if (!hidden)
+        tj_context_release(ctx);
+}
+
+void trace_region_release(trace_region *r) {
+    if (!r)
+        return;
+    // Open runs become the owners: each drops a reference when it ends.
+    for (size_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = atomic_load(&r->slots[i]);
+        if (!b)
+            continue;
+        (void)atomic_fetch_add(&r->refs, 1);
+        if (atomic_exchange(&b->state, TJ_BOX_ORPHAN) == TJ_BOX_IDLE)
+            (void)atomic_fetch_sub(&r->refs, 1);
+    }
+    tj_region_drop(r);
+}
+
+// ---- opening --------------------------------------------------------------------------------------------------------
+
+static void text_of(struct tj_scope *sc, tj_status st) {
+    sc->skipped = true;
+    sc->status = st;
+    sc->text = tj_strdup(tj_last_error());
+}
+
+static bool push_scope(struct tj_box *b, struct trace_region *r, struct tj_loc loc) {
+    struct tj_run *run = &b->run;
+    if (!tj_grow((void **)&run->scopes, &run->capscopes, run->nscopes + 1, sizeof *run->scopes)) {
+        (void)tj_fail(TRACE_ERR_MEMORY, "trace_begin: out of memory");
+        return false;
+    }
+    run->scopes[run->nscopes++] = (struct tj_scope){.region = r,
+                                                    .begin = loc,
+                                                    .fullgraph = r->opt.fullgraph,
+                                                    .mark = run->trace.nnodes,
+                                                    .ndeferred = b->ndeferred,
+                                                    .npool = b->npool,
+                                                    .flushes = b->flushes};
+    return true;
+}
+
+// Declared inputs. An inlined scope's inputs are operands like any other.
+static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc,
+                        bool outermost) {
+    struct tj_run *run = &b->run;
+    for (size_t i = 0; i < n; i++) {
+        struct trace_tensor *t = in[i];
+        if (!t && b->scope_failed) { // the NULL is an inlined scope's failure
+            run->failed = b->scope_status;
+            (void)snprintf(run->error, sizeof run->error, "%s", b->scope_error);
+            return false;
+        }
+        if (!t || t == TRACE_NONE) {
+            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "input %zu of region '%s' is %s", i, r->name,
+                             t ? "TRACE_NONE" : "NULL");
+            return false;
+        }
+        if (run->eager) {
+            if (tj_is_value(t)) {
+                (void)tj_op_fail(TRACE_ERR_DEAD, "trace_begin", loc,
+                                 "input %zu is a recorded value of a run that is over", i);
+                return false;
+            }
+            continue;
+        }
+        tj_ref ref = outermost && !tj_is_value(t) && t->ctx == run->ctx ? tj_leaf_of(run, t, (uint32_t)i + 1)
+                                                                        : tj_resolve(run, t, "trace_begin", loc);
+        if (ref == TJ_NIL) {
+            (void)run_error(run);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool begin_inner(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {
+    struct tj_run *run = tj_current;
+    struct tj_box *b = tj_box_of(run);
+    char outer[300];
+    if (!push_scope(b, r, loc))
+        return (void)run_error(run), false;
+    struct tj_scope *sc = &run->scopes[run->nscopes - 1];
+    struct trace_region *o = run->region;
+    (void)tj_loc_text(run->begin, outer, sizeof outer);
+    if (run->failed) { // the outer run has failed: nothing to record
+        sc->skipped = true;
+        sc->status = run->failed;
+        return false;
+    }
+    if (r->ctx != run->ctx) {
+        text_of(sc, tj_fail(TRACE_ERR_STATE,
+                            "region '%s': begun inside region '%s' (%s) of another context; end that first", r->name,
+                            o->name, outer));
+        return false;
+    }
+    if (r->opt.nested_is_error || o->opt.nested_is_error) {
+        text_of(sc, tj_fail(TRACE_ERR_STATE, "region '%s': begun inside region '%s' (%s), and nested_is_error is set",
+                            r->name, o->name, outer));
+        return false;
+    }
+    TJ_BUMP(&b->count, nested, 1);
+    (void)take_inputs(b, r, in, n, loc, false);
+    return !run->failed;
+}
+
+static const char *refusal(tj_status s) {
+    return s == TRACE_ERR_SHUTDOWN ? "the context was shut down; no run can begin" : "out of memory for a run";
+}
+
+static bool refuse(const struct trace_region *r, tj_status s) {
+    refused.region = r;
+    refused.status = tj_fail(s, "region '%s': %s", r->name, refusal(s));
+    return false;
+}
+
+static void reset_box(struct tj_box *b) {
+    struct tj_run *run = &b->run;
+    run->failed = TRACE_OK;
+    run->error[0] = '\0';
+    run->written = run->broke = run->eager = run->compile_only = false;
+    run->fresh_from = 0;
+    run->nscopes = 0;
+    b->segment = b->flushes = b->declared = 0;
+    b->ran = 0;
+    b->rolled = b->scope_failed = b->missed = false;
+    b->outer = NULL;
+    tj_run_reset(run);
+}
+
+struct tj_box *tj_run_open(struct trace_region *r) {
+    struct tj_box *b = tj_box_take(r);
+    if (!b) {
+        (void)refuse(r, TRACE_ERR_MEMORY);
+        return NULL;
+    }
+    if (TJ_UNLIKELY(atomic_load(&r->ctx->shut))) {
+        tj_box_give(b);
+        (void)refuse(r, TRACE_ERR_SHUTDOWN);
+        return NULL;
+    }
+    reset_box(b);
+    return b;
+}
+
+bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    refused.region = NULL;
+    if (!r) {
+        (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "the region is NULL");
+        return false;
+    }
+    if (n && !in) {
+        in = NULL;
+        n = 0;
+        if (!tj_current) {
+            refused.region = r;
+            refused.status = TRACE_ERR_ARGUMENT;
+        }
+        (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "inputs announced, but their array is NULL");
+        if (!tj_current)
+            return false;
+    }
+    if (tj_current)
+        return begin_inner(r, in, n, loc);
+    struct tj_box *b = tj_run_open(r);
+    if (!b)
+        return false;
+    struct tj_run *run = &b->run;
+    run->begin = loc;
+    run->begin_ns = tj_ticks();
+    run->eager = r->opt.mode == TRACE_MODE_EAGER || r->ctx->env.disable;
+    b->declared = (uint32_t)n;
+    atomic_store_explicit(&b->begin_file, file, memory_order_relaxed);
+    atomic_store_explicit(&b->begin_line, line, memory_order_relaxed);
+    if (!push_scope(b, r, loc)) {
+        tj_run_drop(run);
+        tj_box_give(b);
+        return refuse(r, TRACE_ERR_MEMORY);
+    }
+    tj_current = run;
+    return take_inputs(b, r, in, n, loc, true);
+}
+
+bool trace_failed(const trace_context *ctx) {
+    const struct tj_run *run = tj_current;
+    if (!run || (ctx && run->ctx != ctx))
+        return false;
+    return run->failed || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
+}
+
+// ---- closing --------------------------------------------------------------------------------------------------------
+
+static void drop_deferred(struct tj_box *b, uint32_t from) {
+    for (uint32_t i = from; i < b->ndeferred; i++) {
+        struct tj_deferred *d = &b->deferred[i];
+        if (d->later) {
+            tj_tensor_fulfil(d->later, NULL); // FAILED, unless it was fulfilled before
+            trace_release(d->later);
+        }
+        trace_release(d->tensor);
+        tj_free(d->name);
+    }
+    b->ndeferred = from;
+}
+
+static void drop_pool(struct tj_box *b, uint32_t from) {
+    struct tj_run *open = tj_current;
+    tj_current = NULL; // releases here are the scope's own
+    while (b->npool > from)
+        trace_release(b->pool[--b->npool]);
+    tj_current = open;
+}
+
+// Ends a run, whatever its state. The thread has no open run afterwards.
+static void close_run(struct tj_box *b) {
+    struct tj_run *run = &b->run;
+    for (uint32_t i = 0; i < run->nscopes; i++)
+        tj_free(run->scopes[i].text);
+    run->nscopes = 0;
+    tj_current = NULL;
+    if (TJ_UNLIKELY(b->ndeferred))
+        drop_deferred(b, 0);
+    if (TJ_UNLIKELY(b->npool))
+        drop_pool(b, 0);
+    if (TJ_UNLIKELY(b->nmark || b->ninstances))
+        tj_break_reset(b);
+    tj_run_drop(run);
+    atomic_store_explicit(&b->begin_file, NULL, memory_order_relaxed);
+    atomic_store_explicit(&b->begin_line, 0, memory_order_relaxed);
+    tj_box_give(b);
+}
+
+static void clear_outs(trace_tensor **out, size_t n) {
+    for (size_t i = 0; out && i < n; i++)
+        out[i] = NULL;
+}
+
+bool tj_pool_add(struct tj_run *run, struct trace_tensor *t) {
+    struct tj_box *b = tj_box_of(run);
+    if (!tj_grow((void **)&b->pool, &b->cappool, b->npool + 1, sizeof *b->pool))
+        return false;
+    b->pool[b->npool++] = t;
+    return true;
+}
+
+// Undoes what was recorded since a scope began.
+static void roll_back(struct tj_box *b, const struct tj_scope *sc) {
+    struct tj_run *run = &b->run;
+    if (!run->eager && run->trace.nnodes > sc->mark) {
+        tj_run_rollback(run, sc->mark);
+        b->rolled = true;
+    }
+    drop_deferred(b, sc->ndeferred);
+    drop_pool(b, sc->npool);
+}
+
+// Pops the innermost scope after a failure. What a break has run already can't be undone: then the run has failed.
+static void fail_scope(struct tj_box *b, tj_status st, const char *text) {
+    struct tj_run *run = &b->run;
+    struct tj_scope sc = run->scopes[run->nscopes - 1];
+    if (!sc.skipped && b->flushes == sc.flushes) {
+        roll_back(b, &sc);
+        run->failed = TRACE_OK;
+        run->error[0] = '\0';
+        b->scope_failed = true;
+        b->scope_status = st;
+        (void)snprintf(b->scope_error, sizeof b->scope_error, "%s", text);
+    } else if (!sc.skipped && !run->failed) {
+        run->failed = st;
+        (void)snprintf(run->error, sizeof run->error, "%s", text);
+    } else if (sc.skipped && !run->failed) {
+        b->scope_failed = true;
+        b->scope_status = st;
+        (void)snprintf(b->scope_error, sizeof b->scope_error, "%s", text);
+    }
+    tj_free(sc.text);
+    run->nscopes--;
+}
+
+static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struct tj_loc loc) {
+    struct tj_run *run = &b->run;
+    struct tj_scope *sc = &run->scopes[run->nscopes - 1];
+    struct trace_region *r = sc->region;
+    if (sc->skipped) {
+        tj_status st = sc->status;
+        (void)tj_fail(st, "%s", sc->text ? sc->text : run->failed ? run->error : "the enclosing run has failed");
+        fail_scope(b, st, tj_last_error());
+        clear_outs(out, n);
+        return st;
+    }
+    for (size_t i = 0; i < n && !run->failed; i++) {
+        if (!out[i] || out[i] == TRACE_NONE)
+            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end", loc, "output %zu of region '%s' is %s", i, r->name,
+                             out[i] ? "TRACE_NONE" : "NULL");
+        else if (run->eager)
+            continue;
+        else if (tj_resolve(run, out[i], "trace_end", loc) == TJ_NIL)
+            (void)run_error(run);
+    }
+    if (run->failed) {
+        tj_status st = report_error(r, sc->begin, run->failed, run->error);
+        fail_scope(b, st, tj_last_error());
+        clear_outs(out, n);
+        return st;
+    }
+    // Each output is a reference of the caller's, as it is when the region runs alone: values made before the scope,
+    // and those named twice, get one more.
+    for (size_t i = 0; i < n; i++) {
+        bool more = !tj_is_value(out[i]);
+        if (!more)
+            more = (tj_ref)((uint64_t)(uintptr_t)out[i] >> 1 & 0xFFFFFF) - 1 < sc->mark;
+        for (size_t j = 0; j < i && !more; j++)
+            more = out[j] == out[i];
+        if (more && run->eager) // autoreleased with the scope around it
+            more = false;
+        if (more)
+            out[i] = trace_retain(out[i]);
+    }
+    run->nscopes--;
+    return TRACE_OK;
+}
+
+// "(also) begun at gen.c:12 by another thread", or "".
+static const char *begun_elsewhere(struct trace_region *r, char *buf, size_t cap) {
+    buf[0] = '\0';
+    for (size_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = atomic_load_explicit(&r->slots[i], memory_order_acquire);
+        if (!b || atomic_load(&b->state) == TJ_BOX_IDLE)
+            continue;
+        const char *file = atomic_load_explicit(&b->begin_file, memory_order_relaxed);
+        int line = atomic_load_explicit(&b->begin_line, memory_order_relaxed);
+        if (file)
+            (void)snprintf(buf, cap, "; it was begun at %s:%d on another thread, which has to end it", file, line);
+        else
+            (void)snprintf(buf, cap, "; another thread has begun it, and has to end it");
+    }
+    return buf;
+}
+
+// trace_end of a region that isn't the innermost open one.
+static tj_status end_mismatch(struct trace_region *r, struct tj_loc loc) {
+    struct tj_run *run = tj_current;
+    char where[300], other[400], begun[300];
+    (void)tj_loc_text(loc, where, sizeof where);
+    uint32_t at = run ? run->nscopes : 0;
+    while (at > 0 && run->scopes[at - 1].region != r)
+        at--;
+    if (at == 0)
+        return tj_fail(TRACE_ERR_STATE, "trace_end (%s): region '%s' was not begun on this thread%s", where, r->name,
+                       begun_elsewhere(r, other, sizeof other));
+    // Scopes inside it were never ended: an early return, probably. They go with it.
+    struct tj_box *b = tj_box_of(run);
+    const struct tj_scope *top = &run->scopes[run->nscopes - 1];
+    tj_status st =
+        tj_fail(TRACE_ERR_STATE,
+                "trace_end (%s): region '%s' ends while region '%s' (%s) inside it is open; end or abandon that", where,
+                r->name, top->region->name, tj_loc_text(top->begin, begun, sizeof begun));
+    if (at == 1) {
+        TJ_BUMP(&b->count, errors, 1);
+        close_run(b);
+    } else {
+        while (run->nscopes >= at)
+            fail_scope(b, st, tj_last_error());
+    }
+    return st;
+}
+
+void trace_abandon(trace_region *r) {
+    struct tj_run *run = tj_current;
+    if (!r || !run)
+        return;
+    uint32_t at = run->nscopes;
+    while (at > 0 && run->scopes[at - 1].region != r)
+        at--;
+    if (at == 0)
+        return;
+    struct tj_box *b = tj_box_of(run);
+    if (at == 1) {
+        close_run(b);
+        return;
+    }
+    while (run->nscopes >= at)
+        fail_scope(b, TRACE_ERR_STATE, "the inner region was abandoned");
+}
+
+static void count_run(struct tj_box *b, uint64_t recorded) {
+    struct tj_counters *c = &b->count;
+    const struct tj_trace *t = &b->run.trace;
+    TJ_BUMP(c, runs, 1);
+    TJ_BUMP(c, records, 1);
+    if (t->nnodes)
+        TJ_BUMP(c, ops_recorded, t->nnodes - t->nleaves - t->nparams);
+    TJ_BUMP(c, record_ns, recorded);
+    if (b->ran) {
+        TJ_BUMP(c, run_ns, b->ran);
+        if (b->ran > atomic_load_explicit(&c->worst_run_ns, memory_order_relaxed))
+            atomic_store_explicit(&c->worst_run_ns, b->ran, memory_order_relaxed);
+    }
+}
+
+tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char *file, int line) {
+    struct tj_loc loc = {file, line};
+    struct tj_run *run = tj_current;
+    if (TJ_UNLIKELY(!r || !run || !run->nscopes || run->scopes[run->nscopes - 1].region != r || (n && !out))) {
+        tj_status st;
+        if (!r)
+            st = tj_fail(TRACE_ERR_ARGUMENT, "trace_end (%s:%d): the region is NULL", file ? file : "?", line);
+        else if (!run && refused.region == r)
+            st = refused.status == TRACE_ERR_ARGUMENT
+                     ? tj_fail(TRACE_ERR_ARGUMENT, "region '%s': inputs announced, but their array is NULL", r->name)
+                     : tj_fail(refused.status, "region '%s': %s", r->name, refusal(refused.status));
+        else if (run && run->nscopes && run->scopes[run->nscopes - 1].region == r) {
+            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end", loc, "outputs announced, but their array is NULL");
+            return trace_end_at(r, NULL, 0, file, line);
+        } else
+            st = end_mismatch(r, loc);
+        refused.region = NULL;
+        clear_outs(out, n);
+        return st;
+    }
+    struct tj_box *b = tj_box_of(run);
+    if (run->nscopes > 1)
+        return end_inner(b, out, n, loc);
+    uint64_t begin = run->begin_ns, before = b->ran, now = tj_ticks();
+    tj_status st = run->failed;
+    if (TJ_LIKELY(!st))
+        st = run->eager ? tj_finish_eager(b, out, n, loc) : tj_finish(b, out, n, loc);
+    if (TJ_UNLIKELY(st)) {
+        clear_outs(out, n);
+        TJ_BUMP(&b->count, errors, 1);
+        // Fails with the run's first error; prefixed so that it says which region.
+        st = run->failed ? report_error(r, run->begin, run->failed, run->error)
+                         : report_error(r, run->begin, st, tj_last_error());
+        char text[TJ_ERROR_MAX];
+        (void)snprintf(text, sizeof text, "%s", tj_last_error());
+        close_run(b);
+        return tj_fail(st, "%s", text);
+    }
+    count_run(b, now - begin - before);
+    close_run(b);
+    return TRACE_OK;
+}

@@ -1,0 +1,278 @@
+// trace/region.h: regions, their runs and plan tables: what region, break, cache, eager, stats and report share.
+#ifndef TJ_TRACE_REGION_H
+#define TJ_TRACE_REGION_H
+#include "context.h"
+
+#define TJ_SLOTS 64       // run objects a region keeps; threads beyond get one of their own for a run
+#define TJ_HINTS 16       // plans a run object remembers by hash
+#define TJ_PREDICT 8      // plans a run object remembers by the number of the segment in the run
+#define TJ_REASONS 32     // recompiles a region keeps for reports
+#define TJ_CREDIT_MAX 255 // hits that count for a plan's survival
+
+// ---- plan tables (cache.c)
+// -------------------------------------------------------------------------------------------
+
+// Where a segment of a region ends: the readback, or trace_end. Tells a first compile from a recompile; not a guard.
+struct tj_site {
+    struct tj_loc loc;
+    const char *kind;            // "end", "item", "read", "data", "print", "write"; literal
+    bool first;                  // no segment of the run came before
+    const struct tj_entry *like; // another plan of the same place, or NULL
+};
+enum tj_entry_state { TJ_E_COMPILING, TJ_E_READY, TJ_E_DROPPED };
+// One signature and its plan. Keyed on the trace's keyed arrays, outs and writes; immutable once READY but for
+// counters.
+struct tj_entry {
+    atomic_int refs;
+    _Atomic uint8_t state;  // enum tj_entry_state
+    _Atomic uint8_t credit; // hits since the clock hand last halved it
+    atomic_bool evicted;    // no longer in the table
+    _Atomic uint64_t hits;
+    uint64_t hash;
+    struct tj_segment seg; // trace, outs and writes are the entry's own
+    struct tj_trace trace;
+    struct tj_plan *plan; // NULL: the interpreter runs it
+    struct tj_plan_info info;
+    trace_context *ctx; // the region keeps it alive
+    tj_status failed;   // why it was dropped
+    char site[96];      // "end", "item at gen.c:88"
+    uint64_t site_key;
+    double ms;    // time to make it
+    char **files; // own copies of the places' file names
+    uint32_t nfiles;
+    uint32_t declared;     // declared inputs, for naming leaves
+    bool trimmed;          // made from another plan of the same ops by storing less
+    struct tj_entry *next; // bucket chain
+};
+// What is known of the ops run at a break: which of their values later code used.
+struct tj_learned {
+    atomic_int refs;
+    uint64_t hash;
+    struct tj_trace trace;
+    tj_ref target; // the value read there, or TJ_NIL
+    uint32_t nwrites;
+    tj_ref *writes;
+    _Atomic uint64_t *used;  // bit a node: stored for later code
+    atomic_bool learning;    // no run over it has come to its end yet: everything is stored
+    struct tj_learned *next; // bucket chain
+};
+struct tj_break_site { // one line of the break report
+    const char *kind;  // literal
+    char *where, *op, *made, *remedy;
+    uint64_t key;
+    bool lint;
+    _Atomic uint64_t count, ns;
+    struct tj_break_site *next;
+};
+struct tj_reason { // one line of the recompile report
+    char *text;
+    double ms;
+};
+struct tj_cache {
+    tj_mutex lock;         // never held while compiling or running
+    pthread_cond_t ready;  // an entry left COMPILING
+    bool symbolic;         // single-op runs: one plan serves many extents
+    uint32_t max, n, hand; // entries allowed, there, and where the clock hand is
+    struct tj_entry **ring;
+    uint32_t capring;
+    uint32_t nbuckets; // power of two
+    struct tj_entry **buckets;
+    struct tj_learned **records;
+    uint32_t nrecords;
+    _Atomic uint64_t code; // bytes of code of the plans here
+    struct tj_break_site *sites;
+    struct tj_reason reasons[TJ_REASONS];
+    uint64_t nreasons;
+};
+
+// ---- runs
+// ------------------------------------------------------------------------------------------------------------
+
+struct tj_scope {
+    struct trace_region *region;
+    struct tj_loc begin;
+    bool fullgraph;
+    bool skipped; // begin returned false; `status` and `text` say why
+    tj_status status;
+    char *text;         // owned, may be NULL
+    uint32_t mark;      // nodes recorded when it began
+    uint32_t ndeferred; // deferred forms when it began
+    uint32_t npool;     // autoreleased handles when it began
+    uint32_t flushes;   // segments run when it began
+};
+// A value that is read when the run ends, without a break.
+struct tj_deferred {
+    tj_ref node;                 // TJ_NIL once resolved or dropped
+    struct trace_tensor *later;  // item_later: the handle to fill; holds a reference
+    struct trace_tensor *tensor; // print_later: the result, once there
+    char *name;                  // print_later, owned
+    bool print;
+    struct tj_loc loc;
+};
+// Where a value that a break has run came from, to learn whether later code uses it.
+struct tj_origin {
+    uint32_t instance; // index into instances + 1; 0: none
+    tj_ref sub;        // its node there
+};
+struct tj_instance {           // one break of this run
+    struct tj_learned *record; // holds a reference
+    struct tj_entry *entry;    // plan that ran; holds a reference; NULL until then
+    uint32_t must, nmust;      // nodes (of the record's trace) stored whether used or not: range of `musts`
+};
+enum tj_box_state { TJ_BOX_IDLE, TJ_BOX_ACTIVE, TJ_BOX_ORPHAN };
+// A run object: the run, and what region and break keep beside it. Reused by the region, so that a steady run allocates
+// nothing.
+struct tj_box {
+    struct tj_run run;        // first: a run's box is found by a cast
+    _Atomic int state;        // enum tj_box_state. ORPHAN: the region was released while this run was open
+    bool pooled;              // in the region's slots
+    struct tj_counters count; // only the thread that has the box adds
+    // who holds it, for messages of other threads
+    _Atomic(const char *) begin_file;
+    _Atomic int begin_line;
+    // plans seen lately; each holds a reference
+    struct tj_entry *hints[TJ_HINTS], *predict[TJ_PREDICT];
+    uint32_t segment;  // segments run so far
+    uint32_t flushes;  // of these, at breaks
+    uint32_t declared; // declared inputs of the outermost begin
+    uint64_t ran;      // ticks plans of this run have run
+    bool missed;       // some segment had no plan
+    bool touched;      // something was learned at a break
+    bool rolled;       // some nodes were rolled back: segments have to be extracted
+    bool scope_failed; // an inlined scope failed since; its error below
+    tj_status scope_status;
+    char scope_error[TJ_ERROR_MAX];
+    struct tj_run *outer; // single-op run: the eager scope it belongs to
+    // scratch
+    tj_ref *outs, *writes, *subouts, *subwrites, *stored;
+    uint32_t capouts, capwrites, capsubouts, capsubwrites, capstored;
+    struct trace_tensor **outt;
+    uint32_t capoutt;
+    uint32_t *outmap;
+    struct trace_tensor **handles; // of trace_end's outputs
+    uint32_t capoutmap, caphandles;
+    struct tj_trace sub; // extracted segment
+    tj_ref *map;         // node of the run -> node of sub, while extracting
+    uint8_t *mark;       // MARK_* a node, kept over the run
+    struct tj_origin *origin;
+    uint32_t capmap, capmark, caporigin;
+    uint32_t nmark; // nodes with a valid mark and origin
+    tj_ref low;     // no value below it is still to be run
+    struct tj_instance *instances;
+    uint32_t ninstances, capinstances;
+    tj_ref *musts;
+    uint32_t nmusts, capmusts;
+    struct tj_deferred *deferred;
+    uint32_t ndeferred, capdeferred;
+    struct trace_tensor **pool; // handles that an eager scope releases at its end
+    uint32_t npool, cappool;
+};
+static inline struct tj_box *tj_box_of(struct tj_run *run) { return (struct tj_box *)(void *)run; }
+// Adds to a counter of one's own box: a plain add that other threads may read.
+#define TJ_BUMP(c, f, n)                                                                                               \
+    atomic_store_explicit(&(c)->f, atomic_load_explicit(&(c)->f, memory_order_relaxed) + (uint64_t)(n),                \
+                          memory_order_relaxed)
+
+enum tj_backend_stage { TJ_BACKEND_UNTRIED, TJ_BACKEND_STARTING, TJ_BACKEND_READY, TJ_BACKEND_NONE };
+struct trace_region {
+    atomic_int refs;    // the user's handle, and runs that outlive it
+    trace_context *ctx; // holds a reference, but for the hidden region of single-op runs
+    char *name;
+    trace_region_options opt; // as given, defaults filled
+    bool hidden;
+    struct tj_counters count; // totals of boxes that are gone, and of what isn't a run's
+    uint64_t born_ticks, born_ns;
+    _Atomic(struct tj_box *) slots[TJ_SLOTS];
+    struct tj_cache cache;
+    atomic_bool fallback_reported;
+    _Atomic uint32_t serial;          // of dumped plans
+    _Atomic int backend;              // of the hidden region: enum tj_backend_stage of the context's compiler
+    struct trace_region *prev, *next; // list of the context
+};
+
+tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region_options *opt, bool hidden,
+                        struct trace_region **out);
+void tj_region_drop(struct trace_region *r); // one reference
+// A run object for this thread, reset and with a new generation; NULL on failure. give: back to the region.
+struct tj_box *tj_box_take(struct trace_region *r);
+void tj_box_give(struct tj_box *box);
+
+// Opens a run of r on this thread without making it current; NULL: refused.
+struct tj_box *tj_run_open(struct trace_region *r);
+// Outputs, deferred forms and the last segment of a run (region_out.c); those of an eager scope.
+tj_status tj_finish(struct tj_box *box, trace_tensor **out, size_t n, struct tj_loc loc);
+tj_status tj_finish_eager(struct tj_box *box, trace_tensor **out, size_t n, struct tj_loc loc);
+// Appends a handle that the eager scope of `run` releases at its end; false when out of memory.
+bool tj_pool_add(struct tj_run *run, struct trace_tensor *t);
+// The tensor of the leaf that is the root of n, or NULL when the root is computed.
+struct trace_tensor *tj_root_tensor(const struct tj_run *run, tj_ref n);
+// Writes not executed yet into box->writes; false when out of memory.
+bool tj_pending_writes(struct tj_box *box, uint32_t *n);
+// Ticks of the processor's own clock where it has a cheap one: the vdso costs as much as recording an op on some
+// machines. Counters of time hold ticks until they are read.
+static inline uint64_t tj_ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t v;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(v));
+    return v;
+#else
+    return tj_now_ns();
+#endif
+}
+// Text "name (file:line)" of a node's op into buf.
+const char *tj_op_text(const struct tj_trace *t, tj_ref n, char *buf, size_t cap);
+const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap); // "file:line" or ""
+
+// ---- segments (cache.c)
+// ----------------------------------------------------------------------------------------------
+
+tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic);
+void tj_cache_free(struct tj_cache *c);
+// The plan of a segment: found, waited for, or made. The box's hints keep *out; the next call may drop it. trimmed:
+// made ahead of time, *out is NULL.
+tj_status tj_segment_plan(struct tj_box *box, const struct tj_segment *seg, const struct tj_site *site, bool trimmed,
+                          struct tj_entry **out);
+void tj_entry_put(struct tj_entry *e);
+// Runs a segment with its plan: outs are tensors made by the caller. Data errors become TRACE_ERR_DEVICE.
+tj_status tj_segment_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
+                         struct trace_tensor *const *outs);
+struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace *t, tj_ref target, const tj_ref *writes,
+                                  uint32_t nwrites); // found or made, with a reference; NULL: out of memory
+void tj_learned_put(struct tj_learned *rec);
+struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc loc, const char *kind, bool lint,
+                                        bool *fresh);
+
+// ---- breaks (break.c)
+// ------------------------------------------------------------------------------------------------
+
+// Grows marks and origins to the run's nodes.
+bool tj_break_grow(struct tj_box *box);
+// Runs what has to run for the values box->outs[0..nouts): they and all pending writes. Extracts the segment unless the
+// run has had no break. outt[i] get the results (owned).
+tj_status tj_break_finish(struct tj_box *box, uint32_t nouts, uint32_t nwrites, const struct tj_site *site, bool run_it,
+                          struct trace_tensor **outt);
+// The stored value n is used by what comes after the break that stored it.
+void tj_break_used(struct tj_box *box, tj_ref n);
+// After a run that ended well: makes the plans that later runs will use, so that they compile nothing.
+void tj_break_learn(struct tj_box *box);
+void tj_break_reset(struct tj_box *box);
+// Reports one-element bools that nothing uses.
+void tj_break_lint(struct tj_box *box, uint32_t nouts);
+// Prints a tensor as trace_print does.
+void tj_print_tensor(const struct trace_tensor *t, const char *name);
+
+// ---- context, statistics
+// ---------------------------------------------------------------------------------------------
+
+// Copies a sized options struct (its size first) over zeroed defaults; an error when unknown fields are set.
+tj_status tj_options_copy(void *dst, size_t size, const void *src, const char *what);
+// Compiler of the context, started at the first call; false: none, the interpreter runs everything (reported once).
+bool tj_context_backend(trace_context *ctx, struct trace_region *r);
+void tj_stats_sum(struct trace_region *r, struct tj_counters *sum); // region's counters and its boxes'
+void tj_stats_add(struct tj_counters *to, struct tj_counters *from);
+// As the public functions, with the context's lock held.
+void tj_region_stats_locked(struct trace_region *r, trace_stats *stats);
+void tj_context_stats_locked(trace_context *ctx, trace_stats *stats);
+#endif
