@@ -15,7 +15,7 @@
 // layers are one block, short enough that a panel of B stays in the second cache.
 #define TJ_KBLOCK 1024
 
-// ---- exp: e^a = 2^n e^r, r = a - n ln 2, |r| <= ln 2 / 2 ---------------------------------------------------------------
+// ---- exp: e^a = 2^n e^r, r = a - n ln 2, |r| <= ln 2 / 2 -----------------------------------------------------------
 
 #define TJ_LOG2E 0x1.715476p+0f
 #define TJ_LN2_HI 0x1.62e430p-1f
@@ -45,7 +45,7 @@
 #define TJ_GELU_TANH_MAX 11.0f
 #define TJ_GELU_MAX 15.0f
 
-// ---- log: x = 2^e m, m in [sqrt(1/2), sqrt 2), f = m - 1, log m = f - f^2/2 + f^3 (C0 + f (C1 + ...)) -----------------
+// ---- log: x = 2^e m, m in [sqrt(1/2), sqrt 2), f = m - 1, log m = f - f^2/2 + f^3 (C0 + f (C1 + ...)) --------------
 
 #define TJ_SQRTHALF_BITS 0x3f3504f3u // the f32 nearest to sqrt(1/2)
 #define TJ_LOG_C0 0x1.555554p-2f
@@ -58,7 +58,7 @@
 #define TJ_LOG_C7 -0x1.38c2a6p-4f
 #define TJ_SQRT2M1 0x1.a8279ap-2f // sqrt 2 - 1
 
-// ---- sin, cos: |x| = n pi/2 + r ---------------------------------------------------------------------------------------
+// ---- sin, cos: |x| = n pi/2 + r ------------------------------------------------------------------------------------
 
 #define TJ_TRIG_MAX 0x1p17f // from here on the reduction is done in integers
 #define TJ_2_PI 0x1.45f306p-1f
@@ -78,7 +78,7 @@
 #define TJ_COS_C1 -0x1.6c0c26p-10f
 #define TJ_COS_C2 0x1.99e714p-16f
 
-// ---- erf --------------------------------------------------------------------------------------------------------------
+// ---- erf -----------------------------------------------------------------------------------------------------------
 
 // |x| < TJ_ERF_SPLIT: erf x = x + x (A0 + s (A1 + ...)), s = x^2
 #define TJ_ERF_SPLIT 0x1.dcp-1f
@@ -97,7 +97,7 @@
 #define TJ_ERF_B4 0x1.a56532p-9f
 #define TJ_ERF_B5 -0x1.c0c5a2p-13f
 
-// ---- gelu: erfc(a / sqrt 2) / 2 = e^(-a^2/2) t (R0 + w (R1 + ...)), t = 1 / (1 + a K), w = a t ---------------------------
+// ---- gelu: erfc(a / sqrt 2) / 2 = e^(-a^2/2) t (R0 + w (R1 + ...)), t = 1 / (1 + a K), w = a t ---------------------
 
 #define TJ_GELU_K 0x1.ap-2f
 #define TJ_GELU_R0 0x1p-1f
@@ -119,7 +119,7 @@
 #define TJ_GELUT64_C1 0x1.9884533d43651p+0
 #define TJ_GELUT64_C3 0x1.2444f2a4d8b4bp-4
 
-// ---- pow: f64 arithmetic. log2 m = s (L0 + u (L1 + ...)), s = (m-1)/(m+1), u = s^2; 2^f = E0 + f (E1 + ...) ------------
+// ---- pow: f64 arithmetic. log2 m = s (L0 + u (L1 + ...)), s = (m-1)/(m+1), u = s^2; 2^f = E0 + f (E1 + ...) --------
 
 #define TJ_SQRTHALF_BITS64 0x3fe6a09e667f3bcdull
 #define TJ_POW_L0 0x1.71547652b8251p+1

@@ -35,7 +35,7 @@ static inline double tj_bits_f64(uint64_t u) {
 static inline float tj_abs_f32(float x) { return tj_bits_f32(tj_f32_bits(x) & 0x7fffffffu); }
 static inline double tj_abs_f64(double x) { return tj_bits_f64(tj_f64_bits(x) & 0x7fffffffffffffffull); }
 
-// ---- low precision: to nearest, ties to even; NaN stays NaN (quiet, the top of the payload kept) ----------------------
+// ---- low precision: to nearest, ties to even; NaN stays NaN (quiet, the top of the payload kept) -------------------
 
 // Branches are allowed here: emitters have instructions for it (vcvtps2ph) or fptrunc. All give these bits.
 static inline uint16_t tj_f32_to_f16(float x) {
@@ -70,7 +70,7 @@ static inline uint16_t tj_f32_to_bf16(float x) {
 }
 static inline float tj_bf16_to_f32(uint16_t h) { return tj_bits_f32((uint32_t)h << 16); }
 
-// ---- exp --------------------------------------------------------------------------------------------------------------
+// ---- exp -----------------------------------------------------------------------------------------------------------
 
 // e^(a + lo) = p * s1 * s2 for a in [-170, 89] and a tiny lo. s1 and s2 are normal powers of two, p is in [0.7, 1.5], so
 // p * s1 is exact and the second product rounds once, to a subnormal or infinity where that is the result (an emitter
@@ -102,7 +102,7 @@ static inline float tj_exp_f32(float x) {
     return e.p * e.s1 * e.s2;
 }
 
-// ---- log --------------------------------------------------------------------------------------------------------------
+// ---- log -----------------------------------------------------------------------------------------------------------
 
 // f^3 (C0 + f (C1 + ...)): what log(1 + f) has beyond f - f^2/2.
 static inline float tj_log_tail(float f, float s) {
@@ -148,7 +148,7 @@ static inline float tj_log1p_small(float t) {
     return fmaf(k, TJ_LN2_HI, y);
 }
 
-// ---- tanh, sigmoid and what is made of them ---------------------------------------------------------------------------
+// ---- tanh, sigmoid and what is made of them ------------------------------------------------------------------------
 
 // e^a for a in [-80, 80]: one scale.
 static inline float tj_exp_mid(float a) {
@@ -226,7 +226,7 @@ static inline float tj_gelu_tanh_f32(float x) {
     return tj_silu_tail(x, a, v, vl);
 }
 
-// ---- erf, gelu --------------------------------------------------------------------------------------------------------
+// ---- erf, gelu -----------------------------------------------------------------------------------------------------
 
 static inline float tj_erf_f32(float x) {
     float s = x * x;
@@ -283,7 +283,7 @@ static inline float tj_softplus_f32(float x, float beta, float threshold) {
     return y > threshold ? x : r;
 }
 
-// ---- sin, cos ---------------------------------------------------------------------------------------------------------
+// ---- sin, cos ------------------------------------------------------------------------------------------------------
 
 // |x| = n pi/2 + r: r, and n mod 4 in the low bits of q.
 struct tj_trig {
@@ -352,7 +352,7 @@ static inline float tj_cos_f32(float x) {
     return tj_trig_poly(t.r, t.q + 1u, 0u);
 }
 
-// ---- pow --------------------------------------------------------------------------------------------------------------
+// ---- pow -----------------------------------------------------------------------------------------------------------
 
 // |x|^y = 2^(y log2 |x|) in f64, rounded once to f32; then C's special cases.
 static inline float tj_pow_f32(float x, float y) {
@@ -397,7 +397,7 @@ static inline float tj_pow_f32(float x, float y) {
     return one ? 1.0f : r;
 }
 
-// ---- f64: the C library's functions, the rest composed the same way in every tier ------------------------------------
+// ---- f64: the C library's functions, the rest composed the same way in every tier ----------------------------------
 
 static inline double tj_sigmoid_f64(double x) {
     double e = exp(-tj_abs_f64(x));
@@ -425,7 +425,7 @@ static inline double tj_softplus_f64(double x, double beta, double threshold) {
     return y > threshold ? x : r;
 }
 
-// ---- arithmetic where C leaves a choice -------------------------------------------------------------------------------
+// ---- arithmetic where C leaves a choice ----------------------------------------------------------------------------
 
 // The larger; NaN if either is; of equal ones the bits are and-ed (or-ed): +0 over -0.
 static inline float tj_max_f32(float a, float b) {
@@ -516,7 +516,7 @@ static inline int64_t tj_pow_i64(int64_t base, int64_t exponent) {
     return (int64_t)r;
 }
 
-// ---- casts ------------------------------------------------------------------------------------------------------------
+// ---- casts ---------------------------------------------------------------------------------------------------------
 
 // Float to integer: toward zero, saturated, NaN gives 0 (LLVM's fptosi.sat, fptoui.sat). f32 widens to f64 exactly.
 static inline int64_t tj_f64_to_i64(double x) {
