@@ -668,6 +668,7 @@ START_TEST(scenario_holds) {
     if (!jit)
         ck_assert_int_eq(setenv("TRACEJIT_NO", "jit", 1), 0);
     OK(trace_context_create(NULL, &ctx));
+    unsetenv("TRACEJIT_NO");
     scenarios[_i % NSCENARIOS].steps(ctx);
     trace_context_release(ctx);
 }

@@ -376,7 +376,7 @@ int main(int argc, char **argv) {
     struct program p = {0};
     struct file file;
     int status = 1;
-    if (open_file(argc > 1 ? argv[1] : "docs/examples/digits.safetensors", &file) == 0) {
+    if (open_file(argc > 1 ? argv[1] : "digits.safetensors", &file) == 0) {
         if (trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = on_event, .event_user = &notes), &p.ctx) !=
             TRACE_OK) {
             fprintf(stderr, "digits: %s\n", trace_last_error(NULL));
