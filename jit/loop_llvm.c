@@ -1,0 +1,1027 @@
+// jit/loop_llvm.c: emits loop kernels (jit/kernel.h): analysis of an instruction's place, loops, passes, row ends.
+#include <stdio.h>
+
+#include "../lib/coefs.h"
+#include "loop_llvm.h"
+
+enum { SHARE_ABOVE = 60, WIDE_BELOW = 24 }; // weights of a body, see weight()
+
+static tj_status refuse(struct gen *g, const char *what, unsigned i) {
+    (void)snprintf(g->e->err, g->e->cap, "kernel %s: %s (instruction %u)", g->k->name ? g->k->name : "", what, i);
+    return TRACE_ERR_COMPILE;
+}
+
+// ---- analysis -----------------------------------------------------------------------------------------------------
+
+static bool has_access(unsigned op) { return op == TJ_KOP_LOAD || op == TJ_KOP_STORE || op == TJ_KOP_COORD; }
+
+static void deeper(struct gen *g, unsigned i, enum place at, unsigned ready, bool varies) {
+    g->place[i] = (uint8_t)(at > g->place[i] ? at : g->place[i]);
+    g->ready[i] = (uint8_t)(ready > g->ready[i] ? ready : g->ready[i]);
+    g->varies[i] = g->varies[i] || varies;
+}
+
+static void inherit(struct gen *g, unsigned i, tj_kv from) {
+    deeper(g, i, g->place[from], g->ready[from], g->varies[from]);
+}
+
+static void analyse_access(struct gen *g, unsigned i, unsigned a) {
+    const struct tj_kaccess *s = &g->k->access[a];
+    for (unsigned d = 0; d < g->k->ndims; d++) {
+        if (s->stride[d]) {
+            deeper(g, i, tj_l_dim_place(g, d), 0, d == g->vdim);
+        }
+    }
+    bool wild = s->stride[g->vdim] > 1;
+    for (unsigned d = 0; d < s->nindirect; d++) {
+        inherit(g, i, s->ind_value[d]);
+        wild = wild || (g->varies[s->ind_value[d]] && s->ind_stride[d]);
+    }
+    g->acc[a].gather = wild;
+}
+
+static tj_status analyse(struct gen *g) {
+    const struct tj_kernel *k = g->k;
+    for (unsigned i = 0; i < k->nins; i++) {
+        const struct tj_kins *s = &k->ins[i];
+        for (unsigned n = 0; n < 6; n++) {
+            if (s->in[n] != TJ_KNONE && s->in[n] >= i) {
+                return refuse(g, "operand after its user", i);
+            }
+        }
+        if (s->op == TJ_KOP_REDUCE) {
+            deeper(g, i, k->kind == TJ_K_COLS ? AT_MID : AT_ROW, s->pass + 1u, k->kind == TJ_K_COLS);
+            g->varies[i] = k->kind == TJ_K_COLS;
+            continue;
+        }
+        for (unsigned n = 0; n < 6; n++) {
+            if (s->in[n] != TJ_KNONE) {
+                inherit(g, i, s->in[n]);
+            }
+        }
+        if (has_access(s->op)) {
+            if (s->imm < 0 || s->imm >= k->naccess) {
+                return refuse(g, "access number", i);
+            }
+            analyse_access(g, i, (unsigned)s->imm);
+        }
+        if (s->op == TJ_KOP_STORE) {
+            bool row = k->kind != TJ_K_POINTWISE && s->level == TJ_ROWLEVEL;
+            if (row) {
+                deeper(g, i, k->kind == TJ_K_COLS ? AT_MID : AT_ROW, s->pass, false);
+                if (g->place[i] > (k->kind == TJ_K_COLS ? AT_MID : AT_ROW)) {
+                    return refuse(g, "row store of something that isn't a row's", i);
+                }
+            } else {
+                deeper(g, i, AT_BODY, 0, true);
+            }
+        }
+    }
+    return TRACE_OK;
+}
+
+static bool inner(const struct gen *g, unsigned i) { // recomputed or kept a pass
+    return g->place[i] == AT_BODY || (g->k->kind != TJ_K_COLS && g->place[i] == AT_MID);
+}
+
+// What each pass has to compute, from its roots backwards; what it can read from a row buffer of an earlier pass.
+static void find_needs(struct gen *g) {
+    const struct tj_kernel *k = g->k;
+    bool row_buffers = k->kind == TJ_K_ROWS && k->ndims - k->npar == 1;
+    for (unsigned i = k->nins; i-- > 0;) {
+        const struct tj_kins *s = &k->ins[i];
+        g->needed[i] = g->needed[i] || s->op == TJ_KOP_STORE || s->op == TJ_KOP_CHECK;
+        if (!g->needed[i]) {
+            continue;
+        }
+        for (unsigned n = 0; n < 6; n++) {
+            if (s->in[n] != TJ_KNONE) {
+                g->needed[s->in[n]] = true;
+            }
+        }
+        for (unsigned d = 0; has_access(s->op) && d < k->access[s->imm].nindirect; d++) {
+            g->needed[k->access[s->imm].ind_value[d]] = true;
+        }
+    }
+    int caches = 0;
+    for (unsigned i = 0; i < k->nins; i++) {
+        g->cache[i] = k->ins[i].flags & TJ_KF_CACHE ? caches++ : -1;
+    }
+    unsigned npasses = k->npasses ? k->npasses : 1;
+    for (unsigned p = g->phase == FIRST ? 1 : npasses; p-- > 0;) {
+        uint8_t *need = g->need + (size_t)p * k->nins;
+        for (unsigned i = k->nins; i-- > 0;) {
+            const struct tj_kins *s = &k->ins[i];
+            bool root = (s->op == TJ_KOP_STORE || s->op == TJ_KOP_CHECK) && inner(g, i) && s->pass == p;
+            root = root || (s->op == TJ_KOP_REDUCE && g->needed[i] && s->pass == p);
+            if (root || need[i] & 4) { // 4: a later pass wants it in its row buffer
+                need[i] |= 1;
+            }
+            if (!(need[i] & 1)) {
+                continue;
+            }
+            tj_kv from[8];
+            unsigned nfrom = 0;
+            for (unsigned n = 0; n < 6; n++) {
+                if (s->in[n] != TJ_KNONE) {
+                    from[nfrom++] = s->in[n];
+                }
+            }
+            for (unsigned d = 0; has_access(s->op) && d < k->access[s->imm].nindirect; d++) {
+                from[nfrom++] = k->access[s->imm].ind_value[d];
+            }
+            for (unsigned n = 0; n < nfrom; n++) {
+                tj_kv o = from[n];
+                if (!inner(g, o) || need[o] & 3) {
+                    continue;
+                }
+                bool kept = row_buffers && g->cache[o] >= 0 && k->ins[o].pass < p && g->varies[o];
+                kept = kept && !(g->phase == SECOND && k->ins[o].pass == 0);
+                need[o] |= kept ? 2 : 1;
+                if (kept) {
+                    g->need[(size_t)k->ins[o].pass * k->nins + o] |= 4;
+                }
+            }
+        }
+    }
+}
+
+static void find_splats(struct gen *g) {
+    const struct tj_kernel *k = g->k;
+    for (unsigned i = 0; i < k->nins; i++) {
+        const struct tj_kins *s = &k->ins[i];
+        bool vector = g->varies[i] || (s->op == TJ_KOP_REDUCE);
+        for (unsigned n = 0; n < 6 && vector && g->needed[i]; n++) {
+            bool mask = (s->op == TJ_KOP_LOAD && n == 0) || (s->op == TJ_KOP_STORE && n == 1);
+            if (s->in[n] != TJ_KNONE && (!mask || g->acc[s->imm].gather)) {
+                g->splat[s->in[n]] = true;
+            }
+        }
+        if (has_access(s->op) && !(s->op == TJ_KOP_STORE && g->place[i] <= AT_ROW)) {
+            g->acc[s->imm].used |= g->place[i] >= AT_MID && g->needed[i];
+        }
+    }
+}
+
+// Rough number of machine instructions of a pass's body.
+static unsigned weight(const struct gen *g, unsigned p) {
+    unsigned sum = 0;
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        if (!inner(g, i) || !(g->need[(size_t)p * g->k->nins + i] & 1)) {
+            continue;
+        }
+        switch (g->k->ins[i].op) {
+        case TJ_OP_LOG:
+        case TJ_OP_SIN:
+        case TJ_OP_COS:
+        case TJ_OP_ERF:
+        case TJ_OP_GELU:
+        case TJ_OP_GELU_TANH:
+        case TJ_OP_SOFTPLUS: sum += 40; break;
+        case TJ_OP_POW: sum += 80; break;
+        case TJ_OP_EXP:
+        case TJ_OP_TANH:
+        case TJ_OP_SIGMOID:
+        case TJ_OP_SILU: sum += 24; break;
+        case TJ_OP_FLOOR_DIVIDE:
+        case TJ_OP_REMAINDER:
+        case TJ_OP_FMOD: sum += 30; break;
+        case TJ_OP_CLAMP: sum += 12; break;
+        case TJ_OP_MAXIMUM:
+        case TJ_OP_MINIMUM:
+        case TJ_OP_CAST: sum += 6; break;
+        case TJ_KOP_CHECK: sum += 12; break;
+        case TJ_KOP_LOAD:
+        case TJ_KOP_STORE: sum += g->acc[g->k->ins[i].imm].gather ? 30 : g->k->ins[i].in[1] != TJ_KNONE ? 10 : 2; break;
+        default: sum += 2; break;
+        }
+    }
+    return sum;
+}
+
+// ---- values -------------------------------------------------------------------------------------------------------
+
+tj_lv tj_l_ival(struct gen *g, unsigned i) {
+    if (i < 2) {
+        return tj_e_i64(g->e, i);
+    }
+    return g->ival[i];
+}
+
+tj_lv tj_l_scalar(struct gen *g, unsigned i) { return g->vals[i].s; }
+
+tj_lv tj_l_vector(struct gen *g, unsigned i) {
+    if (g->varies[i] || g->vals[i].v) {
+        return g->vals[i].v;
+    }
+    return tj_e_splat(g->e->b, g->vals[i].s, g->lanes); // a place where the splat isn't kept
+}
+
+tj_lv tj_l_live(struct gen *g, tj_lv mask) {
+    if (!mask) {
+        return g->tail;
+    }
+    if (!tj_e_lanes(mask)) {
+        mask = tj_e_splat(g->e->b, mask, g->lanes);
+    }
+    return g->tail ? LLVMBuildAnd(g->e->b, mask, g->tail, "") : mask;
+}
+
+// void tj_check(args, site, index, extent): records the first data error of a run.
+static tj_lv check_function(struct tj_emit *e) {
+    static const char name[] = "tj_check";
+    tj_lv have = LLVMGetNamedFunction(e->module, name);
+    if (have) {
+        return have;
+    }
+    LLVMBuilderRef b = e->b, eb = e->eb;
+    tj_lv outer = e->fn;
+    e->b = LLVMCreateBuilderInContext(e->ctx);
+    e->eb = LLVMCreateBuilderInContext(e->ctx);
+    tj_lt params[] = {e->ptr, e->i64, e->i64, e->i64};
+    tj_lv f = tj_e_function(e, name, LLVMFunctionType(e->none, params, 4, 0), false);
+    unsigned cold = LLVMGetEnumAttributeKindForName("cold", 4);
+    LLVMAddAttributeAtIndex(f, LLVMAttributeFunctionIndex, LLVMCreateEnumAttribute(e->ctx, cold, 0));
+    tj_lv args = LLVMGetParam(f, 0), site = LLVMGetParam(f, 1);
+    tj_lv err = tj_e_load(e, e->ptr, tj_e_gep(e, e->i8, args, tj_e_i64(e, offsetof(struct tj_kargs, err))), 8);
+    tj_lv set = tj_e_gep(e, e->i8, err, tj_e_i64(e, offsetof(struct tj_data_error, set)));
+    tj_lv won = LLVMBuildAtomicCmpXchg(e->b, set, tj_e_i32(e, 0), tj_e_i32(e, 1), LLVMAtomicOrderingAcquireRelease,
+                                       LLVMAtomicOrderingAcquire, 0);
+    struct tj_if_state s;
+    tj_e_if(e, &s, LLVMBuildExtractValue(e->b, won, 1, ""), false, false);
+    tj_lv sites = tj_e_load(e, e->ptr, tj_e_gep(e, e->i8, args, tj_e_i64(e, offsetof(struct tj_kargs, sites))), 8);
+    tj_lv number = LLVMBuildAnd(e->b, site, tj_e_i64(e, 0xffffff), "");
+    tj_lv kind = LLVMBuildTrunc(e->b, LLVMBuildLShr(e->b, site, tj_e_i64(e, 24), ""), e->i32, "");
+    tj_e_store(e, tj_e_load(e, e->i32, tj_e_gep(e, e->i32, sites, number), 4),
+               tj_e_gep(e, e->i8, err, tj_e_i64(e, offsetof(struct tj_data_error, node))), 4);
+    tj_e_store(e, kind, tj_e_gep(e, e->i8, err, tj_e_i64(e, offsetof(struct tj_data_error, kind))), 4);
+    tj_e_store(e, LLVMGetParam(f, 2), tj_e_gep(e, e->i8, err, tj_e_i64(e, offsetof(struct tj_data_error, index))), 8);
+    tj_e_store(e, LLVMGetParam(f, 3), tj_e_gep(e, e->i8, err, tj_e_i64(e, offsetof(struct tj_data_error, extent))), 8);
+    tj_lv done = LLVMBuildStore(e->b, tj_e_i32(e, 2), set);
+    LLVMSetOrdering(done, LLVMAtomicOrderingRelease);
+    LLVMSetAlignment(done, 4);
+    tj_e_end(e, &s);
+    LLVMBuildRetVoid(e->b);
+    tj_e_function_end(e);
+    LLVMDisposeBuilder(e->b);
+    LLVMDisposeBuilder(e->eb);
+    e->b = b;
+    e->eb = eb;
+    e->fn = outer;
+    return f;
+}
+
+static tj_lv lane_of(struct gen *g, unsigned i, tj_lv lane) {
+    return g->varies[i] ? LLVMBuildExtractElement(g->e->b, g->vals[i].v, lane, "") : tj_l_scalar(g, i);
+}
+
+static void check(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    const struct tj_kins *s = &g->k->ins[i];
+    tj_lv bad, lane = NULL;
+    if (g->varies[i]) {
+        bad = tj_l_live(g, LLVMBuildNot(e->b, tj_l_vector(g, s->in[0]), ""));
+        bad = s->in[3] != TJ_KNONE ? LLVMBuildAnd(e->b, bad, tj_l_vector(g, s->in[3]), "") : bad;
+    } else {
+        bad = LLVMBuildNot(e->b, tj_l_scalar(g, s->in[0]), "");
+        bad = s->in[3] != TJ_KNONE ? LLVMBuildAnd(e->b, bad, tj_l_scalar(g, s->in[3]), "") : bad;
+    }
+    tj_lv f = check_function(e);
+    struct tj_if_state c;
+    tj_e_if(e, &c, tj_e_any(e, bad), true, false);
+    if (g->varies[i]) {
+        tj_lt t = LLVMIntTypeInContext(e->ctx, g->lanes);
+        tj_lv args[] = {LLVMBuildBitCast(e->b, bad, t, ""), LLVMConstInt(e->i1, 1, 0)};
+        lane = LLVMBuildZExt(e->b, tj_e_call(e, "llvm.cttz", &t, 1, args, 2), e->i32, "");
+    }
+    tj_lv call[] = {g->args, tj_e_i64(e, s->imm), lane_of(g, s->in[1], lane),
+                    s->in[2] == TJ_KNONE ? tj_e_i64(e, 0) : lane_of(g, s->in[2], lane)};
+    LLVMBuildCall2(e->b, LLVMGlobalGetValueType(f), f, call, 4, "");
+    tj_e_end(e, &c);
+}
+
+static tj_lv scalar_argument(struct gen *g, const struct tj_kins *s) {
+    struct tj_emit *e = g->e;
+    tj_lv p = tj_e_gep(e, e->i64, g->svals, tj_e_i64(e, s->imm));
+    switch (s->dtype) {
+    case TRACE_F64: return tj_e_load(e, e->f64, p, 8);
+    case TRACE_F16:
+    case TRACE_BF16:
+    case TRACE_F32: return LLVMBuildFPTrunc(e->b, tj_e_load(e, e->f64, p, 8), e->f32, "");
+    case TRACE_I64: return tj_e_load(e, e->i64, p, 8);
+    case TRACE_BOOL: return LLVMBuildICmp(e->b, LLVMIntNE, tj_e_load(e, e->i64, p, 8), tj_e_i64(e, 0), "");
+    default: return LLVMBuildTrunc(e->b, tj_e_load(e, e->i64, p, 8), tj_e_value_type(e, s->dtype), "");
+    }
+}
+
+static tj_lv constant(struct gen *g, const struct tj_kins *s) {
+    tj_lt t = tj_e_value_type(g->e, s->dtype);
+    switch (s->dtype) {
+    case TRACE_F64:
+    case TRACE_F32:
+    case TRACE_F16:
+    case TRACE_BF16: {
+        double v;
+        memcpy(&v, &s->imm, 8);
+        return tj_e_float(t, v);
+    }
+    case TRACE_BOOL: return tj_e_int(t, s->imm != 0);
+    default: return tj_e_int(t, s->imm);
+    }
+}
+
+static tj_lv cache_at(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    int64_t n = g->k->ndims ? (int64_t)g->cache[i] : 0;
+    tj_lv row = tj_l_ival(g, g->k->extent[g->vdim]);
+    row = LLVMBuildAnd(e->b, LLVMBuildAdd(e->b, row, tj_e_i64(e, TJ_ROW_PAD - 1), ""), tj_e_i64(e, -TJ_ROW_PAD), "");
+    tj_lv off = LLVMBuildMul(e->b, row, tj_e_i64(e, n * TJ_ROW_ELEM), "");
+    tj_lt m = tj_e_memory_type(e, g->k->ins[i].dtype == TRACE_F16 || g->k->ins[i].dtype == TRACE_BF16 ? TRACE_F32 : g->k->ins[i].dtype);
+    return tj_e_gep(e, m, tj_e_gep(e, e->i8, g->scratch, off), g->j);
+}
+
+static void cache_store(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    tj_lv v = tj_l_vector(g, i);
+    if (g->k->ins[i].dtype == TRACE_BOOL) {
+        v = tj_l_to_memory(g, v, TRACE_BOOL);
+    }
+    tj_e_store(e, v, cache_at(g, i), 4);
+}
+
+static void cache_load(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    uint8_t dtype = g->k->ins[i].dtype;
+    tj_lt m = dtype == TRACE_BOOL ? e->i8 : tj_e_value_type(e, dtype);
+    tj_lv v = tj_e_load(e, tj_e_type(e, m, g->lanes), cache_at(g, i), 4);
+    g->vals[i] = (struct value){.v = dtype == TRACE_BOOL ? tj_l_from_memory(g, v, dtype) : v};
+}
+
+void tj_l_emit(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    const struct tj_kins *s = &g->k->ins[i];
+    tj_lv v = NULL;
+    switch (s->op) {
+    case TJ_KOP_CONST: v = constant(g, s); break;
+    case TJ_KOP_SVAL: v = scalar_argument(g, s); break;
+    case TJ_KOP_IVAL: v = tj_l_ival(g, (unsigned)s->imm); break;
+    case TJ_KOP_COORD: v = tj_l_coordinate(g, i); break;
+    case TJ_KOP_LOAD: v = tj_l_load(g, i); break;
+    case TJ_KOP_STORE: tj_l_store(g, i); return;
+    case TJ_KOP_CHECK: check(g, i); return;
+    case TJ_KOP_REDUCE: tj_l_red_add(g, i); return;
+    default: {
+        tj_lv in[6];
+        for (unsigned n = 0; n < 6; n++) {
+            in[n] = s->in[n] == TJ_KNONE ? NULL : g->varies[i] ? tj_l_vector(g, s->in[n]) : tj_l_scalar(g, s->in[n]);
+        }
+        v = tj_e_pointwise(e, g->k, i, in, g->args);
+    }
+    }
+    if (g->varies[i]) {
+        g->vals[i] = (struct value){.v = v};
+    } else {
+        g->vals[i] = (struct value){.s = v, .v = g->splat[i] ? tj_e_splat(e->b, v, g->lanes) : NULL};
+    }
+}
+
+// Instructions of a place outside the passes that can be computed after `ready` of them.
+void tj_l_stage(struct gen *g, enum place at, unsigned ready) {
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        unsigned op = g->k->ins[i].op;
+        if (g->place[i] == at && g->ready[i] == ready && g->needed[i] && op != TJ_KOP_REDUCE &&
+            !(g->phase == FIRST && op == TJ_KOP_STORE)) { // the second phase stores what is a row's
+            tj_l_emit(g, i);
+        }
+    }
+}
+
+// Pointers of the accesses that inner places use, as far as they are known at this place.
+void tj_l_bases(struct gen *g, enum place at) {
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        if (g->acc[a].used) {
+            g->acc[a].base = tj_l_base(g, a, at);
+            g->acc[a].level = (uint8_t)at;
+        }
+    }
+}
+
+// ---- bodies -------------------------------------------------------------------------------------------------------
+
+static uint8_t need(const struct gen *g, unsigned i) { return g->need[(size_t)g->pass * g->k->nins + i]; }
+
+static void body(struct gen *g, enum place at) {
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        uint8_t n = need(g, i);
+        if (!n || (g->place[i] != at && !(at == AT_BODY && g->k->ins[i].op == TJ_KOP_REDUCE))) {
+            continue;
+        }
+        if (n & 2) {
+            cache_load(g, i);
+            continue;
+        }
+        tj_l_emit(g, i);
+        if (n & 4) {
+            cache_store(g, i);
+        }
+    }
+}
+
+static void set_tail(struct gen *g, tj_lv left) {
+    struct tj_emit *e = g->e;
+    g->left = left;
+    tj_lv n = tj_e_splat(e->b, LLVMBuildTrunc(e->b, left, e->i32, ""), g->lanes);
+    g->tail = LLVMBuildICmp(e->b, LLVMIntULT, tj_e_iota(e, e->i32, g->lanes), n, "");
+}
+
+static void clear_tail(struct gen *g) { g->tail = g->left = NULL; }
+
+// Unmasked accesses of consecutive elements go through staging buffers at a row's end.
+static void find_staged(struct gen *g) {
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        g->acc[a].in = g->acc[a].out = false;
+        g->acc[a].ptr = g->acc[a].real = NULL;
+    }
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        const struct tj_kins *s = &g->k->ins[i];
+        if (!(need(g, i) & 1) || g->place[i] != AT_BODY || g->acc[has_access(s->op) ? s->imm : 0].gather) {
+            continue;
+        }
+        bool unit = has_access(s->op) && g->k->access[s->imm].stride[g->vdim] == 1;
+        if (s->op == TJ_KOP_LOAD && unit && s->in[0] == TJ_KNONE) {
+            g->acc[s->imm].in = true;
+        } else if (s->op == TJ_KOP_STORE && unit && s->in[1] == TJ_KNONE) {
+            g->acc[s->imm].out = true;
+        }
+    }
+}
+
+static bool wants_mask(const struct gen *g) {
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        const struct tj_kins *s = &g->k->ins[i];
+        if (!(need(g, i) & 1) || (g->place[i] != AT_BODY && s->op != TJ_KOP_REDUCE)) {
+            continue;
+        }
+        if (s->op == TJ_KOP_REDUCE || s->op == TJ_KOP_CHECK || ((s->op == TJ_KOP_LOAD || s->op == TJ_KOP_STORE) &&
+            !(g->acc[s->imm].in || g->acc[s->imm].out))) {
+            return true;
+        }
+        if ((s->op == TJ_KOP_LOAD && s->in[0] != TJ_KNONE) || (s->op == TJ_KOP_STORE && s->in[1] != TJ_KNONE)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void stage_all(struct gen *g, tj_lv at, bool out) {
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        if (out && g->acc[a].out) {
+            tj_l_stage_out(g, a, at);
+        } else if (!out && g->acc[a].in) {
+            tj_l_stage_in(g, a, at);
+        }
+    }
+}
+
+static tj_lv staged_pointer(struct gen *g, unsigned a, tj_lv at) {
+    return tj_e_gep(g->e, tj_e_memory_type(g->e, g->k->access[a].dtype), g->acc[a].stage, LLVMBuildNeg(g->e->b, at, ""));
+}
+
+static tj_lv base_number(struct gen *g, tj_lv line) { return line ? LLVMBuildAdd(g->e->b, line, g->j, "") : g->j; }
+
+// The body twice: whole vectors, then the tail.
+static void vectors_split(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj_lv line) {
+    struct tj_emit *e = g->e;
+    struct tj_loop_state l;
+    tj_e_loop(e, &l, lo, main_end, tj_e_i64(e, g->lanes), "body");
+    g->j = l.i;
+    g->number = base_number(g, line);
+    body(g, AT_BODY);
+    tj_e_loop_end(e, &l);
+    struct tj_if_state s;
+    tj_e_if(e, &s, LLVMBuildICmp(e->b, LLVMIntSLT, main_end, hi, ""), false, false);
+    set_tail(g, LLVMBuildSub(e->b, hi, main_end, ""));
+    stage_all(g, main_end, false);
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        if (g->acc[a].in || g->acc[a].out) {
+            g->acc[a].ptr = staged_pointer(g, a, main_end);
+        }
+    }
+    g->j = main_end;
+    g->number = base_number(g, line);
+    tj_lv direct = g->direct;
+    g->direct = NULL;
+    body(g, AT_BODY);
+    g->direct = direct;
+    stage_all(g, main_end, true);
+    clear_tail(g);
+    tj_e_end(e, &s);
+}
+
+// One body in a loop that runs over whole vectors, then, pointed at the staging buffers, once more for the tail.
+static void vectors_shared(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj_lv line) {
+    struct tj_emit *e = g->e;
+    LLVMBuilderRef w = e->b;
+    tj_lb pre = tj_e_here(e), rest = tj_e_block(e, "rest"), fill = tj_e_block(e, "fill"), head = tj_e_block(e, "body");
+    tj_lb after = tj_e_block(e, "after"), drain = tj_e_block(e, "drain"), done = tj_e_block(e, "done");
+    LLVMBuildCondBr(w, LLVMBuildICmp(w, LLVMIntSLT, lo, main_end, ""), head, rest);
+    tj_e_at(e, rest);
+    LLVMBuildCondBr(w, LLVMBuildICmp(w, LLVMIntSLT, main_end, hi, ""), fill, done);
+    tj_e_at(e, fill);
+    set_tail(g, LLVMBuildSub(w, hi, main_end, ""));
+    stage_all(g, main_end, false);
+    unsigned n = g->k->naccess;
+    for (unsigned a = 0; a < n; a++) {
+        if (g->acc[a].in || g->acc[a].out) {
+            g->acc[a].ptr = staged_pointer(g, a, main_end);
+        }
+    }
+    tj_lv fill_end = LLVMBuildAdd(w, main_end, tj_e_i64(e, g->lanes), "");
+    clear_tail(g);
+    tj_lb filled = tj_e_here(e);
+    LLVMBuildBr(w, head);
+
+    tj_e_at(e, head);
+    g->j = LLVMBuildPhi(w, e->i64, "");
+    tj_lv end = LLVMBuildPhi(w, e->i64, ""), tail = LLVMBuildPhi(w, e->i1, "");
+    tj_lb from[] = {pre, filled};
+    LLVMAddIncoming(g->j, (tj_lv[]){lo, main_end}, from, 2);
+    LLVMAddIncoming(end, (tj_lv[]){main_end, fill_end}, from, 2);
+    LLVMAddIncoming(tail, (tj_lv[]){LLVMConstInt(e->i1, 0, 0), LLVMConstInt(e->i1, 1, 0)}, from, 2);
+    for (unsigned a = 0; a < n; a++) {
+        if (g->acc[a].in || g->acc[a].out) {
+            tj_lv phi = LLVMBuildPhi(w, e->ptr, "");
+            LLVMAddIncoming(phi, (tj_lv[]){g->acc[a].real, g->acc[a].ptr}, from, 2);
+            g->acc[a].ptr = phi;
+        }
+    }
+    tj_lv direct = g->direct;
+    if (direct) {
+        g->direct = LLVMBuildAnd(w, direct, LLVMBuildNot(w, tail, ""), "");
+    }
+    g->number = base_number(g, line);
+    if (wants_mask(g)) {
+        set_tail(g, tj_e_binary(e, "llvm.smin", LLVMBuildSub(w, hi, g->j, ""), tj_e_i64(e, g->lanes)));
+    }
+    body(g, AT_BODY);
+    clear_tail(g);
+    g->direct = direct;
+    tj_lv next = LLVMBuildAdd(w, g->j, tj_e_i64(e, g->lanes), "");
+    tj_lb latch = tj_e_here(e);
+    LLVMAddIncoming(g->j, &next, &latch, 1);
+    LLVMAddIncoming(end, &end, &latch, 1);
+    LLVMAddIncoming(tail, &tail, &latch, 1);
+    for (unsigned a = 0; a < n; a++) {
+        if (g->acc[a].in || g->acc[a].out) {
+            LLVMAddIncoming(g->acc[a].ptr, &g->acc[a].ptr, &latch, 1);
+        }
+    }
+    LLVMBuildCondBr(w, LLVMBuildICmp(w, LLVMIntSLT, next, end, ""), head, after);
+    tj_e_at(e, after);
+    LLVMBuildCondBr(w, tail, drain, rest);
+    tj_e_at(e, drain);
+    set_tail(g, LLVMBuildSub(w, hi, main_end, ""));
+    stage_all(g, main_end, true);
+    clear_tail(g);
+    LLVMBuildBr(w, done);
+    tj_e_at(e, done);
+}
+
+// Whether every streamed store of this row starts where aligned vectors do.
+static tj_lv aligned(struct gen *g, tj_lv lo) {
+    struct tj_emit *e = g->e;
+    tj_lv bits = NULL;
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        if (g->acc[a].out) {
+            tj_lv p = tj_e_gep(e, tj_e_memory_type(e, g->k->access[a].dtype), g->acc[a].real, lo);
+            p = LLVMBuildPtrToInt(e->b, p, e->i64, "");
+            bits = bits ? LLVMBuildOr(e->b, bits, p, "") : p;
+        }
+    }
+    if (!bits) {
+        return NULL;
+    }
+    bits = LLVMBuildAnd(e->b, bits, tj_e_i64(e, 63), "");
+    return LLVMBuildICmp(e->b, LLVMIntEQ, bits, tj_e_i64(e, 0), "");
+}
+
+static void vectors(struct gen *g, tj_lv lo, tj_lv hi, tj_lv line) {
+    struct tj_emit *e = g->e;
+    find_staged(g);
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        struct access *acc = &g->acc[a];
+        if (acc->in || acc->out) {
+            acc->real = acc->ptr = tj_l_address(g, a, false);
+            if (!acc->stage) {
+                acc->stage = tj_e_alloca(e, tj_e_type(e, tj_e_memory_type(e, g->k->access[a].dtype), g->lanes), 64, "stage");
+            }
+        }
+    }
+    g->direct = g->k->stream && g->k->kind == TJ_K_POINTWISE && e->x86 ? aligned(g, lo) : NULL;
+    tj_lv n = LLVMBuildAnd(e->b, LLVMBuildSub(e->b, hi, lo, ""), tj_e_i64(e, -(int64_t)g->lanes), "");
+    tj_lv main_end = LLVMBuildAdd(e->b, lo, n, "");
+    if (weight(g, g->pass) > SHARE_ABOVE) {
+        vectors_shared(g, lo, main_end, hi, line);
+    } else {
+        vectors_split(g, lo, main_end, hi, line);
+    }
+    g->direct = NULL;
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        g->acc[a].ptr = g->acc[a].real = NULL;
+    }
+}
+
+// ---- coordinates --------------------------------------------------------------------------------------------------
+
+// Dims [from, to) of a linear index in variables, the last fastest.
+static void coords_make(struct gen *g, unsigned from, unsigned to) {
+    for (unsigned d = from; d < to; d++) {
+        g->var[d] = tj_e_alloca(g->e, g->e->i64, 8, "coord");
+    }
+}
+
+static void coords_set(struct gen *g, unsigned from, unsigned to, tj_lv index) {
+    struct tj_emit *e = g->e;
+    for (unsigned d = to; d-- > from;) {
+        tj_lv ext = tj_l_ival(g, g->k->extent[d]);
+        if (d == from) {
+            tj_e_store(e, index, g->var[d], 8);
+        } else {
+            tj_lv q = LLVMBuildUDiv(e->b, index, ext, "");
+            tj_e_store(e, LLVMBuildSub(e->b, index, LLVMBuildMul(e->b, q, ext, ""), ""), g->var[d], 8);
+            index = q;
+        }
+    }
+}
+
+static void coords_load(struct gen *g, unsigned from, unsigned to) {
+    for (unsigned d = from; d < to; d++) {
+        g->coord[d] = tj_e_load(g->e, g->e->i64, g->var[d], 8);
+    }
+}
+
+static void coords_next(struct gen *g, unsigned from, unsigned to) {
+    struct tj_emit *e = g->e;
+    tj_lv carry = tj_e_i64(e, 1);
+    for (unsigned d = to; d-- > from;) {
+        tj_lv c = LLVMBuildAdd(e->b, tj_e_load(e, e->i64, g->var[d], 8), carry, "");
+        tj_lv over = LLVMBuildICmp(e->b, LLVMIntEQ, c, tj_l_ival(g, g->k->extent[d]), "");
+        if (d > from) {
+            c = LLVMBuildSelect(e->b, over, tj_e_i64(e, 0), c, "");
+            carry = LLVMBuildZExt(e->b, over, e->i64, "");
+        }
+        tj_e_store(e, c, g->var[d], 8);
+    }
+}
+
+static tj_lv product(struct gen *g, unsigned from, unsigned to) {
+    tj_lv n = tj_e_i64(g->e, 1);
+    for (unsigned d = from; d < to; d++) {
+        n = LLVMBuildMul(g->e->b, n, tj_l_ival(g, g->k->extent[d]), "");
+    }
+    return n;
+}
+
+// ---- passes -------------------------------------------------------------------------------------------------------
+
+static bool pass_has(const struct gen *g, bool tree) {
+    for (unsigned n = 0; n < g->nred; n++) {
+        if (g->k->ins[g->red[n].ins].pass == g->pass && (!tree || g->red[n].tree)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool pass_needs(const struct gen *g) {
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        if (need(g, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// A block loop around whatever walks the elements [from, to) of the row.
+static tj_lv block_loop(struct gen *g, struct tj_loop_state *l, tj_lv n) {
+    struct tj_emit *e = g->e;
+    tj_e_loop(e, l, tj_e_i64(e, 0), n, tj_e_i64(e, TJ_RED_BLOCK), "block");
+    tj_lv end = LLVMBuildAdd(e->b, l->i, tj_e_i64(e, TJ_RED_BLOCK), "");
+    return tj_e_binary(e, "llvm.smin", end, n);
+}
+
+static void rows_pass(struct gen *g) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    tj_lv n = tj_l_ival(g, k->extent[g->vdim]);
+    bool tree = pass_has(g, true), several = k->ndims - k->npar > 1;
+    tj_l_red_reset(g);
+    tj_l_red_start(g, false, n);
+    tj_lv only = LLVMBuildICmp(e->b, LLVMIntSLE, n, tj_e_i64(e, TJ_RED_BLOCK), "");
+    if (several) {
+        unsigned last = k->ndims - 1;
+        tj_lv lines = product(g, k->npar, last);
+        tj_l_red_start(g, true, n);
+        coords_set(g, k->npar, last, tj_e_i64(e, 0));
+        tj_e_store(e, tj_e_i64(e, 0), g->counter, 8);
+        struct tj_loop_state l;
+        tj_e_loop(e, &l, tj_e_i64(e, 0), lines, tj_e_i64(e, 1), "line");
+        coords_load(g, k->npar, last);
+        tj_lv seen = tj_e_load(e, e->i64, g->counter, 8);
+        body(g, AT_MID);
+        vectors(g, tj_e_i64(e, 0), n, seen);
+        tj_e_store(e, LLVMBuildAdd(e->b, seen, n, ""), g->counter, 8);
+        coords_next(g, k->npar, last);
+        tj_e_loop_end(e, &l);
+    } else if (tree) {
+        struct tj_loop_state l;
+        tj_lv end = block_loop(g, &l, n);
+        tj_l_red_start(g, true, n);
+        vectors(g, l.i, end, NULL);
+        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), only, n);
+        tj_e_loop_end(e, &l);
+    } else {
+        vectors(g, tj_e_i64(e, 0), n, NULL);
+    }
+    tj_l_red_finish(g, only, n);
+}
+
+// Elements [lo, hi) of the reduced dims for one vector of columns.
+static void column_elements(struct gen *g, tj_lv lo, tj_lv hi) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    unsigned first = k->npar, last = k->ndims - 1;
+    struct tj_loop_state l;
+    tj_e_loop(e, &l, lo, hi, tj_e_i64(e, 1), "element");
+    g->number = l.i;
+    if (last - first == 1) {
+        g->coord[first] = l.i;
+    } else {
+        coords_load(g, first, last);
+    }
+    body(g, AT_BODY);
+    if (last - first > 1) {
+        coords_next(g, first, last);
+    }
+    tj_e_loop_end(e, &l);
+}
+
+static void cols_pass(struct gen *g, tj_lv n) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    bool tree = pass_has(g, true);
+    tj_l_red_reset(g);
+    tj_l_red_start(g, false, n);
+    if (k->ndims - 1 - k->npar > 1) {
+        coords_set(g, k->npar, k->ndims - 1u, tj_e_i64(e, 0));
+    }
+    tj_lv only = LLVMBuildICmp(e->b, LLVMIntSLE, n, tj_e_i64(e, TJ_RED_BLOCK), "");
+    if (tree) {
+        struct tj_loop_state l;
+        tj_lv end = block_loop(g, &l, n), count = LLVMBuildSub(e->b, end, l.i, "");
+        tj_l_red_start(g, true, count);
+        column_elements(g, l.i, end);
+        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), only, count);
+        tj_e_loop_end(e, &l);
+    } else {
+        column_elements(g, tj_e_i64(e, 0), n);
+    }
+    tj_l_red_finish(g, only, n);
+}
+
+static void passes(struct gen *g, tj_lv count) {
+    const struct tj_kernel *k = g->k;
+    enum place outer = k->kind == TJ_K_COLS ? AT_MID : AT_ROW;
+    unsigned npasses = k->npasses ? k->npasses : 1;
+    for (unsigned p = 0; p < npasses; p++) {
+        g->pass = p;
+        if (!(g->phase == SECOND && p == 0) && pass_needs(g)) {
+            if (k->kind == TJ_K_COLS) {
+                cols_pass(g, count);
+            } else {
+                rows_pass(g);
+            }
+        }
+        tj_l_stage(g, outer, p + 1);
+    }
+}
+
+// ---- kernels ------------------------------------------------------------------------------------------------------
+
+static void row_body(struct gen *g) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    tj_l_stage(g, AT_ROW, 0);
+    tj_l_bases(g, AT_ROW);
+    if (k->kind == TJ_K_POINTWISE) {
+        g->pass = 0;
+        vectors(g, g->col0, g->col1, NULL);
+    } else if (k->kind == TJ_K_ROWS) {
+        passes(g, NULL);
+    } else {
+        tj_lv n = product(g, k->npar, k->ndims - 1u);
+        struct tj_loop_state l;
+        tj_e_loop(e, &l, g->col0, g->col1, tj_e_i64(e, g->lanes), "columns");
+        g->j = l.i;
+        set_tail(g, tj_e_binary(e, "llvm.smin", LLVMBuildSub(e->b, g->col1, l.i, ""), tj_e_i64(e, g->lanes)));
+        tj_l_stage(g, AT_MID, 0);
+        passes(g, n);
+        clear_tail(g);
+        tj_e_loop_end(e, &l);
+    }
+    for (unsigned a = 0; a < k->naccess; a++) {
+        g->acc[a].base = NULL;
+    }
+}
+
+// First phase of a split kernel: a row index stands for a block of a row.
+static void block_body(struct gen *g) {
+    struct tj_emit *e = g->e;
+    tj_lv n = tj_l_ival(g, g->k->extent[g->vdim]), size = tj_e_i64(e, TJ_RED_BLOCK);
+    tj_lv blocks = LLVMBuildUDiv(e->b, LLVMBuildAdd(e->b, n, tj_e_i64(e, TJ_RED_BLOCK - 1), ""), size, "");
+    tj_lv row = LLVMBuildUDiv(e->b, g->row, blocks, "");
+    tj_lv block = LLVMBuildSub(e->b, g->row, LLVMBuildMul(e->b, row, blocks, ""), "");
+    if (g->nrow == 1) {
+        g->coord[0] = row;
+    } else if (g->nrow) {
+        coords_set(g, 0, g->nrow, row);
+        coords_load(g, 0, g->nrow);
+    }
+    tj_l_stage(g, AT_ROW, 0);
+    tj_l_bases(g, AT_ROW);
+    g->pass = 0;
+    tj_lv lo = LLVMBuildMul(e->b, block, size, "");
+    tj_lv hi = tj_e_binary(e, "llvm.smin", LLVMBuildAdd(e->b, lo, size, ""), n);
+    tj_l_red_start(g, false, n);
+    tj_l_red_start(g, true, n);
+    vectors(g, lo, hi, NULL);
+    tj_l_red_partial(g);
+    for (unsigned a = 0; a < g->k->naccess; a++) {
+        g->acc[a].base = NULL;
+    }
+}
+
+static void load_arguments(struct gen *g) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    LLVMBuilderRef b = e->b;
+    e->b = e->eb;
+#define FIELD(name) tj_e_load(e, e->ptr, tj_e_gep(e, e->i8, g->args, tj_e_i64(e, offsetof(struct tj_kargs, name))), 8)
+    tj_lv bufs = FIELD(bufs), ivals = FIELD(ivals);
+    g->svals = FIELD(svals);
+    g->scratch = FIELD(scratch);
+#undef FIELD
+    for (unsigned i = 0; i < k->nbufs; i++) {
+        g->buf[i] = tj_e_load(e, e->ptr, tj_e_gep(e, e->ptr, bufs, tj_e_i64(e, i)), 8);
+    }
+    for (unsigned i = 2; i < k->nivals; i++) {
+        g->ival[i] = tj_e_load(e, e->i64, tj_e_gep(e, e->i64, ivals, tj_e_i64(e, i)), 8);
+    }
+    g->zero = tj_e_alloca(e, e->i64, 8, "zero");
+    tj_e_store(e, tj_e_i64(e, 0), g->zero, 8);
+    e->b = b;
+}
+
+static void function(struct gen *g, const char *symbol) {
+    struct tj_emit *e = g->e;
+    const struct tj_kernel *k = g->k;
+    tj_lt params[] = {e->ptr, e->i64, e->i64, e->i64, e->i64};
+    tj_lv f = tj_e_function(e, symbol, LLVMFunctionType(e->none, params, 5, 0), true);
+    g->args = LLVMGetParam(f, 0);
+    g->row0 = LLVMGetParam(f, 1);
+    g->row1 = LLVMGetParam(f, 2);
+    g->col0 = LLVMGetParam(f, 3);
+    g->col1 = LLVMGetParam(f, 4);
+    load_arguments(g);
+    tj_l_red_prepare(g);
+    unsigned last = k->ndims - 1u;
+    if (g->nrow > 1) {
+        coords_make(g, 0, g->nrow);
+    }
+    if (k->kind != TJ_K_POINTWISE && last - k->npar > (k->kind == TJ_K_COLS ? 1u : 0u)) {
+        coords_make(g, k->npar, last);
+        g->counter = tj_e_alloca(e, e->i64, 8, "counter");
+    }
+    tj_lv some = LLVMBuildICmp(e->b, LLVMIntSLT, g->row0, g->row1, "");
+    if (k->kind != TJ_K_ROWS) {
+        some = LLVMBuildAnd(e->b, some, LLVMBuildICmp(e->b, LLVMIntSLT, g->col0, g->col1, ""), "");
+    }
+    struct tj_if_state s;
+    tj_e_if(e, &s, some, true, true);
+    tj_l_stage(g, AT_ENTRY, 0);
+    bool first = g->phase == FIRST;
+    if (g->nrow > 1 && !first) {
+        coords_set(g, 0, g->nrow, g->row0);
+    }
+    struct tj_loop_state l;
+    tj_e_loop(e, &l, g->row0, g->row1, tj_e_i64(e, 1), "row");
+    g->row = l.i;
+    if (first) {
+        block_body(g);
+    } else {
+        if (g->nrow == 1) {
+            g->coord[0] = l.i;
+        } else {
+            coords_load(g, 0, g->nrow);
+        }
+        if (g->phase == SECOND) {
+            g->pass = 0;
+            tj_lv n = LLVMBuildAdd(e->b, tj_l_ival(g, k->extent[last]), tj_e_i64(e, TJ_RED_BLOCK - 1), "");
+            tj_l_red_gather(g, LLVMBuildUDiv(e->b, n, tj_e_i64(e, TJ_RED_BLOCK), ""));
+        }
+        row_body(g);
+        if (g->nrow > 1) {
+            coords_next(g, 0, g->nrow);
+        }
+    }
+    tj_e_loop_end(e, &l);
+    if (k->stream && e->x86) {
+        tj_e_call(e, "llvm.x86.sse.sfence", NULL, 0, NULL, 0);
+    }
+    tj_e_end(e, &s);
+    LLVMBuildRetVoid(e->b);
+    tj_e_function_end(e);
+}
+
+static unsigned choose_lanes(const struct gen *g) {
+    const struct tj_kernel *k = g->k;
+    if (k->kind == TJ_K_COLS) {
+        return 16;
+    }
+    bool wide = true;
+    for (unsigned i = 0; i < k->nins; i++) {
+        wide = wide && !(inner(g, i) && g->needed[i] && (k->ins[i].dtype == TRACE_I64 || k->ins[i].dtype == TRACE_F64));
+        wide = wide && !(has_access(k->ins[i].op) && g->acc[k->ins[i].imm].gather);
+    }
+    unsigned npasses = k->npasses ? k->npasses : 1;
+    for (unsigned p = 0; p < npasses; p++) {
+        wide = wide && weight(g, p) <= WIDE_BELOW;
+    }
+    return wide && g->e->width < 32 ? 2 * g->e->width : g->e->width;
+}
+
+static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum phase phase, const char *symbol) {
+    unsigned npasses = k->npasses ? k->npasses : 1;
+    size_t n = k->nins + 1u;
+    size_t bytes = n * (sizeof(struct value) + sizeof(int) + sizeof(struct reduction) + 5 + npasses) +
+                   (k->naccess + 1u) * sizeof(struct access) + (k->nivals + k->nbufs + 4u) * sizeof(tj_lv) + 256;
+    char *p = e->host->alloc(bytes);
+    if (!p) {
+        return TRACE_ERR_MEMORY;
+    }
+    memset(p, 0, bytes);
+    char *at = p;
+#define PART(field, count) (g.field = (void *)at, at += sizeof(*g.field) * (count), at += (size_t)(-(intptr_t)at & 7))
+    struct gen g = {.e = e, .k = k, .phase = phase, .vdim = k->ndims - 1u};
+    g.nrow = k->kind == TJ_K_POINTWISE ? k->ndims - 1u : k->npar;
+    PART(vals, n);
+    PART(red, n);
+    PART(acc, k->naccess + 1u);
+    PART(ival, k->nivals + 2u);
+    PART(buf, k->nbufs + 1u);
+    PART(cache, n);
+    PART(place, n);
+    PART(ready, n);
+    PART(varies, n);
+    PART(needed, n);
+    PART(splat, n);
+    PART(need, n * npasses);
+#undef PART
+    tj_status st = analyse(&g);
+    if (!st) {
+        find_needs(&g);
+        find_splats(&g);
+        g.lanes = choose_lanes(&g);
+        if (phase != WHOLE) {
+            const struct tj_kins *r = NULL;
+            for (unsigned i = 0; i < k->nins; i++) {
+                r = k->ins[i].op == TJ_KOP_REDUCE && g.needed[i] ? r ? &k->ins[0] : &k->ins[i] : r;
+            }
+            if (!r || r->op != TJ_KOP_REDUCE || r->pass || r->imm == TJ_RED_ARGMAX || r->imm == TJ_RED_ARGMIN ||
+                k->ndims - k->npar != 1) {
+                st = refuse(&g, "split kernels have one reduction, of one dim", 0);
+            }
+        }
+    }
+    if (!st) {
+        function(&g, symbol);
+    }
+    e->host->free(p);
+    return st;
+}
+
+tj_status tj_emit_loop(struct tj_emit *e, const struct tj_kernel *k, const char *symbol) {
+    bool cols = k->kind == TJ_K_COLS;
+    if (k->kind > TJ_K_COLS || k->ndims < 1 || k->ndims > TJ_KDIMS || !k->nins ||
+        (k->kind != TJ_K_POINTWISE && k->npar + (cols ? 2 : 1) > k->ndims)) {
+        (void)snprintf(e->err, e->cap, "kernel %s: kind and dims", k->name ? k->name : "");
+        return TRACE_ERR_COMPILE;
+    }
+    if (!(k->kind == TJ_K_ROWS && k->split)) {
+        return emit_phase(e, k, WHOLE, symbol);
+    }
+    char second[80];
+    (void)snprintf(second, sizeof second, "%s.2", symbol);
+    tj_status st = emit_phase(e, k, FIRST, symbol);
+    return st ? st : emit_phase(e, k, SECOND, second);
+}
