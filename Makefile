@@ -104,7 +104,7 @@ CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(O) -g -fPIC -fvisibility=hidden -ffp-cont
   -DTJ_LLVM_DEFAULT_DIR='"$(libdir)"' $(CFLAGS)
 CXXFLAGS_ALL := -std=c++17 $(O) -g -Wall -Wextra -Werror -pthread $(CXXFLAGS)
 LIBS   := -lm -ldl -lpthread
-SOFLAGS := -shared -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,-Bsymbolic
+SOFLAGS := -shared -Wl,-z,relro -Wl,-z,now -Wl,-Bsymbolic
 
 TAG := $(if $(CC_IS_CLANG),-clang)$(if $(filter no,$(LLVM)),-nollvm)$(if $(LLVM_MAJOR),$(if $(filter 22,$(LLVM_MAJOR)),,-llvm$(LLVM_MAJOR)))$(if $(filter shared,$(LLVM_LINK)),-shared)
 VARIANTS := release asan ubsan tsan
@@ -115,7 +115,10 @@ SAN_asan  := -fsanitize=address -fno-omit-frame-pointer $(SAN_WARN)
 SAN_ubsan := -fsanitize=undefined -fno-sanitize-recover=all $(SAN_WARN)
 SAN_tsan  := -fsanitize=thread $(SAN_WARN)
 # clang links a sanitizer's runtime into programs only, so its shared objects have undefined symbols.
-SAN_SO := $(if $(CC_IS_CLANG),-Wl,-z,nodefs)
+DEFS_release := -Wl,-z,defs
+DEFS_asan := $(if $(CC_IS_CLANG),,-Wl,-z,defs)
+DEFS_ubsan := $(DEFS_asan)
+DEFS_tsan := $(DEFS_asan)
 
 # ---- sources -----------------------------------------------------------------------------------
 
@@ -151,11 +154,12 @@ EXAMPLES_$(1) := $(EXAMPLES:%=build/$(1)$(TAG)/examples/%)
 $$(D_$(1))/flags: FORCE
 	@mkdir -p $$(@D); printf '%s\n' '$(subst ','\'',$(CC) $(CFLAGS_ALL) $(SAN_$(1)))' >$$@.new; cmp -s $$@.new $$@ && rm -f $$@.new || mv $$@.new $$@
 
+# lib/module.map decides what the module exports; its one symbol needn't be marked.
 $$(D_$(1))/%_llvm.o: %_llvm.c $$(D_$(1))/flags
 	$$(if $$(LLVM_CONFIG),,$$(error no llvm-config of version 19 or newer: run "make deps", or build with LLVM=no))
 	$$(call say,CC,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$(CC) $(CFLAGS_ALL) $(SAN_$(1)) -isystem $(LLVM_INCLUDE) -MMD -MP -c $$< -o $$@
+	$$(Q)$(CC) $(CFLAGS_ALL) $(SAN_$(1)) -fvisibility=default -isystem $(LLVM_INCLUDE) -MMD -MP -c $$< -o $$@
 
 $$(D_$(1))/%.o: %.c $$(D_$(1))/flags
 	$$(call say,CC,$$<)
@@ -170,7 +174,7 @@ $$(D_$(1))/libtj.a: $$(OBJ_$(1))
 
 $$(D_$(1))/libtracejit.so.$(VERSION): $$(OBJ_$(1)) lib/tracejit.map
 	$$(call say,LD,$$@)
-	$$(Q)$(CC) $(SAN_$(1)) $(SOFLAGS) $(if $(SAN_$(1)),$(SAN_SO)) -Wl,-soname,libtracejit.so.$(SOMAJOR) \
+	$$(Q)$(CC) $(SAN_$(1)) $(SOFLAGS) $(DEFS_$(1)) -Wl,-soname,libtracejit.so.$(SOMAJOR) \
 	  -Wl,--version-script=lib/tracejit.map -o $$@ $$(OBJ_$(1)) $(LIBS)
 
 $$(D_$(1))/libtracejit.so.$(SOMAJOR): $$(D_$(1))/libtracejit.so.$(VERSION)
@@ -188,7 +192,7 @@ $$(D_$(1))/libtracejit.a: $$(OBJ_$(1))
 
 $$(D_$(1))/libtracejit-llvm.so: $$(OBJ_LLVM_$(1)) $$(LLVM_MODULE_EXTRA:%.c=$$(D_$(1))/%.o) lib/module.map
 	$$(call say,LD,$$@)
-	$$(Q)$(CXX) $(SAN_$(1)) $(SOFLAGS) $(if $(SAN_$(1)),$(SAN_SO)) -Wl,--version-script=lib/module.map -o $$@ \
+	$$(Q)$(CXX) $(SAN_$(1)) $(SOFLAGS) $(DEFS_$(1)) -Wl,--version-script=lib/module.map -o $$@ \
 	  $$(filter %.o,$$^) $$(LLVM_LIBS) $(LIBS)
 
 # Helpers are an archive too: a test links those it calls.
