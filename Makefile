@@ -100,8 +100,7 @@ LLVM_MODULE_EXTRA ?= lib/base.c lib/arena.c lib/strbuf.c lib/hash.c
 
 WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
 # fma only where it is written: no contraction by the compiler, in any file.
-CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(O) -g -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARN) \
-  -DTJ_LLVM_DEFAULT_DIR='"$(libdir)"' $(CFLAGS)
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(O) -g -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARN) $(CFLAGS)
 CXXFLAGS_ALL := -std=c++17 $(O) -g -Wall -Wextra -Werror -pthread $(CXXFLAGS)
 LIBS   := -lm -ldl -lpthread
 SOFLAGS := -shared -Wl,-z,relro -Wl,-z,now -Wl,-Bsymbolic
@@ -138,6 +137,8 @@ FORMAT_SRC := $(wildcard $(foreach d,include lib trace jit kernels tests tests/e
 HAS_MODULE := $(if $(filter no,$(LLVM)),,$(if $(SRC_LLVM),yes))
 CHECK_LIBS = $(shell pkg-config --libs check 2>/dev/null || echo -lcheck -lsubunit -lrt -lm -lpthread)
 
+stamp = @mkdir -p $(@D); printf '%s\n' '$(1)' >$@.new; cmp -s $@.new $@ && rm -f $@.new || mv $@.new $@
+
 # ---- rules of a variant ------------------------------------------------------------------------
 
 # $(1) variant. D_<variant> is its directory.
@@ -150,9 +151,14 @@ TESTS_$(1) := $(TEST_NAMES:%=build/$(1)$(TAG)/%)
 EMBED_$(1) := $(EMBED:%=build/$(1)$(TAG)/%)
 EXAMPLES_$(1) := $(EXAMPLES:%=build/$(1)$(TAG)/examples/%)
 
-# A change of flags rebuilds; a change of this file alone doesn't.
+# A change of flags rebuilds; a change of this file alone doesn't. The one file that knows the place of installation has
+# a flag and a stamp of its own, so that installing elsewhere rebuilds nothing else.
 $$(D_$(1))/flags: FORCE
-	@mkdir -p $$(@D); printf '%s\n' '$(subst ','\'',$(CC) $(CFLAGS_ALL) $(SAN_$(1)))' >$$@.new; cmp -s $$@.new $$@ && rm -f $$@.new || mv $$@.new $$@
+	$$(call stamp,$(subst ','\'',$(CC) $(CFLAGS_ALL) $(SAN_$(1))))
+$$(D_$(1))/libdir: FORCE
+	$$(call stamp,$(libdir))
+$$(D_$(1))/jit/backend_cpu.o: $$(D_$(1))/libdir
+$$(D_$(1))/jit/backend_cpu.o: DIR_FLAG := -DTJ_LLVM_DEFAULT_DIR='"$(libdir)"'
 
 # lib/module.map decides what the module exports; its one symbol needn't be marked.
 $$(D_$(1))/%_llvm.o: %_llvm.c $$(D_$(1))/flags
@@ -164,7 +170,7 @@ $$(D_$(1))/%_llvm.o: %_llvm.c $$(D_$(1))/flags
 $$(D_$(1))/%.o: %.c $$(D_$(1))/flags
 	$$(call say,CC,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$(CC) $(CFLAGS_ALL) $(SAN_$(1)) -MMD -MP -c $$< -o $$@
+	$$(Q)$(CC) $(CFLAGS_ALL) $(SAN_$(1)) $$(DIR_FLAG) -MMD -MP -c $$< -o $$@
 
 # The library's objects with every symbol visible: tests link these.
 $$(D_$(1))/libtj.a: $$(OBJ_$(1))
@@ -303,8 +309,7 @@ format-check:
 	$(if $(CLANG_FORMAT),,$(error clang-format is missing: .ci/deps --all))
 	@$(CLANG_FORMAT) --dry-run -Werror $(FORMAT_SRC) && echo 'format: $(words $(FORMAT_SRC)) files in order'
 tidy:
-	$(CLANG_TIDY) --quiet $(SRC_LIB) $(if $(HAS_MODULE),$(SRC_LLVM)) -- -std=c11 -D_GNU_SOURCE $(LLVM_INCLUDE:%=-isystem %) \
-	  -DTJ_LLVM_DEFAULT_DIR='"$(libdir)"'
+	$(CLANG_TIDY) --quiet $(SRC_LIB) $(if $(HAS_MODULE),$(SRC_LLVM)) -- -std=c11 -D_GNU_SOURCE $(LLVM_INCLUDE:%=-isystem %)
 
 # The public headers stand alone, in every language and mode that a host may compile them in.
 STRICT := -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only
