@@ -214,3 +214,52 @@ bool tj_rec_shape(struct tj_rec *q, const int64_t *dims, size_t rank, tj_dtype d
     }
     return true;
 }
+
+const char *tj_node_text(struct tj_rec *q, char *buf, size_t cap, tj_ref n) {
+    const char *d = tj_dtypes[tj_rec_dtype(q, n)].name;
+    size_t k = strlen(d);
+    memcpy(buf, d, k);
+    (void)tj_dims_text(buf + k, cap - k, tj_rec_dims(q, n), tj_rec_rank(q, n));
+    return buf;
+}
+
+bool tj_rec_broadcast(struct tj_rec *q, tj_ref a, tj_ref b, int64_t *dims, size_t *rank) {
+    const int64_t *da = tj_rec_dims(q, a), *db = tj_rec_dims(q, b);
+    size_t ra = tj_rec_rank(q, a), rb = tj_rec_rank(q, b), bad;
+    if (tj_broadcast(da, ra, db, rb, dims, rank, &bad)) {
+        return true;
+    }
+    char ta[TJ_DIMS_TEXT], tb[TJ_DIMS_TEXT];
+    tj_op_fail(TRACE_ERR_SHAPE, q->op, q->loc,
+               "shapes %s and %s do not broadcast: dim %zu is %lld against %lld; make them equal or 1 (unsqueeze, expand)",
+               tj_dims_text(ta, sizeof ta, da, ra), tj_dims_text(tb, sizeof tb, db, rb), (ra > rb ? ra : rb) - bad,
+               (long long)da[ra - bad], (long long)db[rb - bad]);
+    return false;
+}
+
+bool tj_rec_dims_mask(struct tj_rec *q, const int64_t *dims, size_t n, size_t rank, int64_t *mask) {
+    *mask = 0;
+    if (n == 0) {
+        *mask = ((int64_t)1 << rank) - 1;
+        return true;
+    }
+    if (!dims) {
+        tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc, "dims is NULL with %zu dims; all dims are TRACE_SCALAR", n);
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t d;
+        if (!tj_rec_dim(q, dims[i], rank, &d)) {
+            return false;
+        }
+        if (*mask >> d & 1) {
+            tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc, "dim %zu is given twice", d);
+            return false;
+        }
+        *mask |= (int64_t)1 << d;
+    }
+    if (rank == 0) {
+        *mask = 0;
+    }
+    return true;
+}

@@ -48,6 +48,8 @@ trace_tensor *tj_rec_end_view(struct tj_rec *q, tj_ref n);
 trace_tensor *tj_rec_end_inplace(struct tj_rec *q, trace_tensor *target, bool ok);
 // Operand t: its node now. TJ_NIL: failed.
 tj_ref tj_rec_in(struct tj_rec *q, trace_tensor *t);
+// The same where memory matters (views, writes): never the node that a repeated op was merged with.
+static inline tj_ref tj_rec_mem(struct tj_rec *q, trace_tensor *t) { return tj_resolve(q->r, t, q->op, q->loc); }
 tj_ref tj_rec_raw(struct tj_rec *q, trace_tensor *t); // not resolved to the current content of its memory
 // Without inference, when operands are values of one shape and a dtype in the mask `dtypes`. done false: not so.
 trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct tj_loc loc, bool *done);
@@ -87,6 +89,8 @@ tj_ref tj_rec_reshape(struct tj_rec *q, tj_ref n, const int64_t *dims, size_t ra
 tj_ref tj_rec_slice(struct tj_rec *q, tj_ref n, int64_t dim, int64_t start, int64_t length, int64_t step);
 tj_ref tj_rec_permute(struct tj_rec *q, tj_ref n, const int64_t *perm);
 tj_ref tj_rec_transpose(struct tj_rec *q, tj_ref n, size_t a, size_t b);
+// Shape of two operands broadcast together, or a failure that names both.
+bool tj_rec_broadcast(struct tj_rec *q, tj_ref a, tj_ref b, int64_t *dims, size_t *rank);
 // One of the two-operand ops over nodes: promotes, broadcasts.
 tj_ref tj_rec_binary(struct tj_rec *q, enum tj_op op, tj_ref a, tj_ref b);
 tj_ref tj_rec_unary(struct tj_rec *q, enum tj_op op, tj_ref a);
@@ -112,6 +116,9 @@ bool tj_broadcast(const int64_t *a, size_t ra, const int64_t *b, size_t rb, int6
 // Strides of the reshaped tensor when it can be a view.
 bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank, const int64_t *to, size_t torank,
                         int64_t *out);
+// A mask of dims from the host's list: all when it is empty, none twice.
+bool tj_rec_dims_mask(struct tj_rec *q, const int64_t *dims, size_t n, size_t rank, int64_t *mask);
+const char *tj_node_text(struct tj_rec *q, char *buf, size_t cap, tj_ref n); // "f32[2, 3]"
 // "[2, 3]" into buf, for messages.
 const char *tj_dims_text(char *buf, size_t cap, const int64_t *dims, size_t rank);
 #define TJ_DIMS_TEXT 200
@@ -135,6 +142,8 @@ static inline tj_ref tj_value_root(const struct tj_run *r, tj_ref n) {
 }
 // n's view chain on the current content of its memory. TJ_NIL: failed.
 tj_ref tj_value_current(struct tj_run *run, tj_ref n, const char *op, struct tj_loc loc);
+// The node that an in-place op on t changes, after all checks. TJ_NIL: an error was set.
+tj_ref tj_rec_target(struct tj_rec *q, trace_tensor *t);
 // Makes `v` (already of the target's shape and dtype) the content of the memory that target selects.
 bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v);
 // Whether in-place ops may write target; false: an error was set.

@@ -504,6 +504,14 @@ bool tj_rec_writable(struct tj_rec *q, tj_ref target) {
     return true;
 }
 
+tj_ref tj_rec_target(struct tj_rec *q, trace_tensor *t) {
+    tj_ref raw = tj_rec_raw(q, t); // its own flags count, even when its memory is part of another leaf's by now
+    if (raw == TJ_NIL || !tj_rec_writable(q, raw)) {
+        return TJ_NIL;
+    }
+    return q->r->written ? tj_value_current(q->r, raw, q->op, q->loc) : raw;
+}
+
 bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v) {
     struct tj_run *run = q->r;
     if (target == TJ_NIL || v == TJ_NIL) {
