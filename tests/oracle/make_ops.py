@@ -300,11 +300,17 @@ def transcendental():
         emit("pow", [a, b], {}, torch.pow(a, b), "exact")
 
 
+def sqrt(x):
+    """Correctly rounded, which torch.sqrt is not everywhere."""
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.asarray(np.sqrt(x.numpy())))
+
+
 def unary():
     exact = {"abs": torch.abs, "neg": torch.neg, "sign": torch.sign, "floor": torch.floor, "ceil": torch.ceil,
              "trunc": torch.trunc, "round": torch.round, "relu": torch.relu, "relu6": F.relu6, "isnan": torch.isnan,
              "isinf": torch.isinf, "logical_not": torch.logical_not, "square": torch.square, "frac": torch.frac,
-             "sqrt": torch.sqrt, "rsqrt": lambda x: 1 / torch.sqrt(x), "reciprocal": torch.reciprocal,
+             "sqrt": sqrt, "rsqrt": lambda x: 1 / sqrt(x), "reciprocal": lambda x: 1 / x,
              "contiguous": torch.clone, "clone": torch.clone}
     for op, fn in exact.items():
         tol = "value" if op in ("sign", "relu", "relu6", "frac") else "exact"
@@ -351,10 +357,35 @@ def int_divide(np_fn):
     return f
 
 
+def as_numpy(fn):
+    """A NumPy function of two tensors or scalars, computed in their promoted dtype (NumPy's fmod is exact, torch's is not)."""
+    def f(a, b):
+        dt = torch.result_type(a, b)
+        a, b = [torch.as_tensor(x).to(dt).numpy() for x in (a, b)]
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(np.asarray(fn(a, b))).to(dt)
+    return f
+
+
+def np_remainder(a, b):
+    r = np.fmod(a, b)
+    return np.where((r != 0) & ((b < 0) != (r < 0)), r + b, r)
+
+
+def np_floor_divide(a, b):
+    """As PyTorch and Python: from the exact remainder, not floor(a / b)."""
+    r = np.fmod(a, b)
+    q = (a - r) / b
+    q = np.where((r != 0) & ((b < 0) != (r < 0)), q - 1, q)
+    f = np.floor(q)
+    f = np.where(q - f > 0.5, f + 1, f)
+    return np.where(b == 0, a / b, np.where(q != 0, f, np.copysign(np.zeros_like(q), a / b)))
+
+
 def binary():
     arith = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": fmax(torch.maximum),
-             "minimum": fmax(torch.minimum), "floor_divide": torch.floor_divide, "remainder": torch.remainder,
-             "fmod": torch.fmod}
+             "minimum": fmax(torch.minimum), "floor_divide": as_numpy(np_floor_divide), "remainder": as_numpy(np_remainder),
+             "fmod": as_numpy(np.fmod)}
     comparison = {n: getattr(torch, n) for n in "eq ne lt le gt ge logical_and logical_or logical_xor".split()}
     bitwise = {n: getattr(torch, n) for n in "bitwise_and bitwise_or bitwise_xor".split()}
     promote = [("f32", "i32"), ("i64", "f16"), ("u8", "i32"), ("bool", "f32"), ("f16", "bf16"), ("f64", "f32"), ("i32", "i64"),
