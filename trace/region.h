@@ -260,6 +260,11 @@ void tj_break_learn(struct tj_box *box);
 void tj_break_reset(struct tj_box *box);
 // Reports one-element bools that nothing uses.
 void tj_break_lint(struct tj_box *box, uint32_t nouts);
+// A graph break: runs what is needed for value n (TJ_NIL: only the writes). about: what the host writes next, or NULL.
+tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor *about, const struct tj_site *site,
+                         const char *call);
+// Whether pending writes of the run reach the memory of tensor t.
+bool tj_written_here(struct tj_box *box, const struct trace_tensor *t);
 // Prints a tensor as trace_print does.
 void tj_print_tensor(const struct trace_tensor *t, const char *name);
 
