@@ -13,7 +13,20 @@ double tj_round_to(tj_dtype d, double v) {
         double max;
     } formats[] = {
         [TRACE_F16] = {11, -14, 65504.0}, [TRACE_BF16] = {8, -126, 0x1.fep127}, [TRACE_F32] = {24, -126, 0x1.fffffep127}};
-    if (d == TRACE_F64 || !isfinite(v) || v == 0) {
+    if (d == TRACE_F64 || v == 0) {
+        return v;
+    }
+    // The common case: normal before and after, rounded in the bits.
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    int exponent = (int)(bits >> 52 & 0x7FF) - 1023, drop = 53 - formats[d].digits;
+    if (exponent >= formats[d].emin && exponent < -formats[d].emin + 1) { // one below the largest exponent
+        bits += ((uint64_t)1 << (drop - 1)) - 1 + (bits >> drop & 1);
+        bits &= ~(((uint64_t)1 << drop) - 1);
+        memcpy(&v, &bits, sizeof v);
+        return v;
+    }
+    if (!isfinite(v)) {
         return v;
     }
     int e = ilogb(v), emin = formats[d].emin;

@@ -19,6 +19,7 @@ void tj_run_reset(struct tj_run *run) {
     if (run->rec) {
         run->rec->ninterned = run->rec->nleafslots = 0;
         run->rec->groups = 0;
+        run->rec->scalar_known = false;
     }
 }
 
@@ -112,6 +113,24 @@ tj_ref tj_append_value(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t s
     return n;
 }
 
+// The same without attributes and with at most four operands, when there is room.
+static inline tj_ref append_plain(struct tj_run *run, const struct tj_node *key, const int64_t *attr, tj_ref root,
+                                  struct tj_loc loc) {
+    struct tj_trace *t = &run->trace;
+    uint32_t n = t->nnodes;
+    if (TJ_UNLIKELY(n >= t->capnodes || n >= t->caplocs || n >= run->capvalues || n >= TJ_MAX_NODES || key->nin > 4 ||
+                    key->nattr)) {
+        return tj_append_value(run, (enum tj_op)key->op, (tj_dtype)key->dtype, key->shape, key->in, key->nin, attr,
+                               key->nattr, loc, root);
+    }
+    t->nodes[n] = *key;
+    t->locs[n] = loc;
+    run->values[n] = (struct tj_value){
+        .state = TJ_V_PENDING, .packed = root == TJ_NIL, .root = root == TJ_NIL ? n : root, .latest = n};
+    t->nnodes = n + 1;
+    return n;
+}
+
 static inline uint64_t node_hash(const struct tj_node *n, const tj_ref *in, const int64_t *attr) {
     if (TJ_UNLIKELY(tj_hash_collide)) {
         return 0;
@@ -180,8 +199,9 @@ static inline tj_ref intern(struct tj_run *run, const struct tj_node *key, const
         }
     }
     tj_ref root = view ? run->values[in[0]].root : TJ_NIL;
-    tj_ref n = tj_append_value(run, (enum tj_op)key->op, (tj_dtype)key->dtype, key->shape, in, key->nin, attr,
-                               key->nattr, loc, root);
+    tj_ref n = key->nin > 4 ? tj_append_value(run, (enum tj_op)key->op, (tj_dtype)key->dtype, key->shape, in, key->nin,
+                                              attr, key->nattr, loc, root)
+                            : append_plain(run, key, attr, root, loc);
     if (TJ_LIKELY(n != TJ_NIL)) {
         rec->intern[h & mask] = (struct tj_intern_slot){stamp, n};
         rec->ninterned++;
@@ -193,6 +213,9 @@ static tj_ref emit(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t shape
                    const void *attr, size_t bytes, bool view, struct tj_loc loc) {
     struct tj_node key = {(uint16_t)op, (uint8_t)d, (uint8_t)(bytes / 8), shape, (uint32_t)nin, 0, {0, 0, 0, 0}};
     bool found;
+    if (nin <= 4 && nin) {
+        memcpy(key.in, in, nin * sizeof *in);
+    }
     if (op == TJ_OP_COPY || op == TJ_OP_UPDATE || (tj_ops[op].flags & TJ_FLAG_N)) {
         return tj_append_value(run, op, d, shape, in, nin, attr, bytes / 8, loc, TJ_NIL);
     }
@@ -240,8 +263,9 @@ tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on) {
     tj_ref in[4];
     int64_t attr[32];
     bool found;
-    memcpy(in, key.in, sizeof in); // views have at most two operands
-    in[0] = on;
+    key.in[0] = on; // views have at most two operands
+    memcpy(in, key.in, sizeof in);
+    key.attr = 0;
     memcpy(attr, t->attrs + key.attr, key.nattr * sizeof *attr);
     tj_ref m = intern(run, &key, in, attr, true, t->locs[n], &found);
     if (m != TJ_NIL && !found) {
@@ -250,21 +274,46 @@ tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on) {
     return m;
 }
 
-tj_ref tj_rec_scalar(struct tj_rec *q, tj_dtype d, union tj_scalar v) {
-    struct tj_trace *t = &q->r->trace;
+static tj_ref scalar_node(struct tj_run *run, tj_dtype d, union tj_scalar v, struct tj_loc loc) {
+    struct tj_trace *t = &run->trace;
+    struct tj_record *rec = record_of(run);
     struct tj_attr_param attr = {t->nparams};
-    uint32_t shape = tj_trace_shape(t, NULL, 0);
-    if (shape == UINT32_MAX || !tj_grow((void **)&t->params, &t->capparams, t->nparams + 1, sizeof *t->params)) {
-        return tj_rec_oom(q);
+    if (rec && t->nshapes && rec->scalar_shape < t->ndims && t->dims[rec->scalar_shape] == 0 && rec->scalar_known) {
+        // the 0-d shape is known
+    } else if (!rec || (rec->scalar_shape = tj_trace_shape(t, NULL, 0)) == UINT32_MAX) {
+        return TJ_NIL;
+    } else {
+        rec->scalar_known = true;
     }
-    tj_ref n = tj_append_value(q->r, TJ_OP_SCALAR, d, shape, NULL, 0, &attr, 1, q->loc, TJ_NIL);
-    if (n != TJ_NIL) {
-        memset(&t->params[t->nparams], 0, sizeof *t->params);
-        t->params[t->nparams].v = v;
-        t->params[t->nparams].dtype = (uint8_t)d;
-        t->nparams++;
+    if (t->nparams >= t->capparams &&
+        !tj_grow((void **)&t->params, &t->capparams, t->nparams + 1, sizeof *t->params)) {
+        return TJ_NIL;
     }
+    uint32_t n = t->nnodes, at = t->nattrs;
+    if (TJ_LIKELY(n < t->capnodes && n < t->caplocs && n < run->capvalues && at && at < t->capattrs &&
+                  n < TJ_MAX_NODES)) {
+        t->attrs[at] = attr.index;
+        t->nattrs = at + 1;
+        t->nodes[n] = (struct tj_node){TJ_OP_SCALAR, (uint8_t)d, 1, rec->scalar_shape, 0, at, {0, 0, 0, 0}};
+        t->locs[n] = loc;
+        run->values[n] = (struct tj_value){.state = TJ_V_PENDING, .packed = true, .root = n, .latest = n};
+        t->nnodes = n + 1;
+    } else {
+        n = tj_append_value(run, TJ_OP_SCALAR, d, rec->scalar_shape, NULL, 0, &attr, 1, loc, TJ_NIL);
+        if (n == TJ_NIL) {
+            return n;
+        }
+    }
+    memset(&t->params[t->nparams], 0, sizeof *t->params);
+    t->params[t->nparams].v = v;
+    t->params[t->nparams].dtype = (uint8_t)d;
+    t->nparams++;
     return n;
+}
+
+tj_ref tj_rec_scalar(struct tj_rec *q, tj_dtype d, union tj_scalar v) {
+    tj_ref n = scalar_node(q->r, d, v, q->loc);
+    return n == TJ_NIL && !q->r->failed ? tj_rec_oom(q) : n;
 }
 
 tj_ref tj_rec_scalar_f(struct tj_rec *q, tj_dtype d, double v) { return tj_rec_scalar(q, d, tj_scalar_convert_f(d, v)); }
@@ -455,7 +504,10 @@ trace_tensor *tj_rec_end_inplace(struct tj_rec *q, trace_tensor *target, bool ok
 static inline tj_ref quick(const struct tj_run *run, const trace_tensor *t) {
     uint64_t h = (uint64_t)(uintptr_t)t;
     tj_ref n = (tj_ref)(h >> 1 & 0xFFFFFF) - 1;
-    if (!(h & 1) || h >> 25 != run->generation || n >= run->trace.nnodes) {
+    if (!(h & 1)) {
+        return tj_leaf_known(run, t);
+    }
+    if (h >> 25 != run->generation || n >= run->trace.nnodes) {
         return TJ_NIL;
     }
     const struct tj_value *v = &run->values[n];
@@ -504,4 +556,35 @@ trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_t
     bool found;
     tj_ref n = intern(run, &key, key.in, NULL, false, loc, &found);
     return n == TJ_NIL ? NULL : fresh_handle(run, n, loc);
+}
+
+trace_tensor *tj_quick_scalar(enum tj_op op, uint32_t dtypes, trace_tensor *a, bool is_float, double f, int64_t i,
+                              bool swap, struct tj_loc loc, bool *done) {
+    struct tj_run *run = quick_run();
+    tj_ref x;
+    *done = false;
+    if (!run || (x = quick(run, a)) == TJ_NIL) {
+        return NULL;
+    }
+    tj_dtype d = (tj_dtype)run->trace.nodes[x].dtype;
+    bool fl = tj_is_float(d);
+    if (!(dtypes >> d & 1) || (!fl && (is_float || !tj_scalar_fits(d, i) || d == TRACE_BOOL))) {
+        return NULL;
+    }
+    *done = true;
+    uint32_t shape = run->trace.nodes[x].shape;
+    tj_ref s = scalar_node(run, d, is_float ? tj_scalar_convert_f(d, f) : tj_scalar_convert_i(d, i), loc), n = TJ_NIL;
+    if (s != TJ_NIL) { // new, so the op is new too
+        struct tj_node key = {(uint16_t)op, (uint8_t)(tj_ops[op].rule == TJ_RULE_BOOL ? TRACE_BOOL : d), 0, shape, 2, 0,
+                              {swap ? s : x, swap ? x : s, 0, 0}};
+        n = append_plain(run, &key, NULL, TJ_NIL, loc);
+    }
+    if (n == TJ_NIL) {
+        if (!run->failed) {
+            tj_op_fail(TRACE_ERR_MEMORY, tj_ops[op].name, loc, "out of memory while recording");
+        }
+        return NULL;
+    }
+    run->values[n].count = 1;
+    return tj_handle(run, n);
 }

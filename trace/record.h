@@ -25,6 +25,8 @@ struct tj_record {
     uint32_t capsnaps, nsnaps;
     tj_ref *chain; // scratch: views between a value and its memory
     uint32_t capchain;
+    uint32_t scalar_shape; // the 0-d shape in the trace, once known
+    bool scalar_known;
     uint16_t groups; // groups of overlapping leaves made so far
 };
 
@@ -51,10 +53,13 @@ tj_ref tj_rec_in(struct tj_rec *q, trace_tensor *t);
 // The same where memory matters (views, writes): never the node that a repeated op was merged with.
 static inline tj_ref tj_rec_mem(struct tj_rec *q, trace_tensor *t) { return tj_resolve(q->r, t, q->op, q->loc); }
 tj_ref tj_rec_raw(struct tj_rec *q, trace_tensor *t); // not resolved to the current content of its memory
+tj_ref tj_leaf_known(const struct tj_run *run, const trace_tensor *t); // TJ_NIL: not captured yet
 // Without inference, when operands are values of one shape and a dtype in the mask `dtypes`. done false: not so.
 trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct tj_loc loc, bool *done);
 trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_tensor *b, struct tj_loc loc,
                         bool *done);
+trace_tensor *tj_quick_scalar(enum tj_op op, uint32_t dtypes, trace_tensor *a, bool is_float, double f, int64_t i,
+                              bool swap, struct tj_loc loc, bool *done);
 
 // ---- nodes --------------------------------------------------------------------------------------
 

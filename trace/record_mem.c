@@ -91,6 +91,26 @@ static struct trace_tensor *leaf_tensor(const struct tj_run *run, tj_ref n) {
 
 static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const char *op, struct tj_loc loc);
 
+tj_ref tj_leaf_known(const struct tj_run *run, const trace_tensor *t) {
+    const struct tj_record *rec = run->rec;
+    if (!t || t == TRACE_NONE || !rec || !rec->leaftabsize) {
+        return TJ_NIL;
+    }
+    uint32_t mask = rec->leaftabsize - 1, stamp = (uint32_t)run->generation;
+    for (uint64_t h = tj_hash_mix((uintptr_t)t, 1);; h++) {
+        const struct tj_leaf_slot *s = &rec->leaftab[h & mask];
+        if (s->stamp != stamp || s->node >= run->trace.nnodes) {
+            return TJ_NIL;
+        }
+        if (s->tensor == t) {
+            return leaf_tensor(run, s->node)->st == __atomic_load_n(&t->st, __ATOMIC_RELAXED) &&
+                           run->values[s->node].state != TJ_V_DEAD
+                       ? s->node
+                       : TJ_NIL;
+        }
+    }
+}
+
 tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
     struct tj_record *rec = run->rec;
     uint32_t stamp = (uint32_t)run->generation;

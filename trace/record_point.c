@@ -216,6 +216,13 @@ static tj_ref with_scalar(struct tj_rec *q, enum tj_op op, tj_ref a, struct scal
 static trace_tensor *scalar_op(enum tj_op op, const char *name, trace_tensor *a, struct scalar s, bool swap,
                                const char *file, int line) {
     struct tj_rec q;
+    bool done = false;
+    trace_tensor *h = op == TJ_OP_POW ? NULL
+                                      : tj_quick_scalar(op, quick_mask[domains[op]], a, s.kind == TJ_SCALAR_FLOAT, s.f,
+                                                        s.i, swap, TJ_LOC(file, line), &done);
+    if (done) {
+        return h;
+    }
     return tj_rec_begin(&q, name, file, line, &a, 1)
                ? tj_rec_end(&q, with_scalar(&q, op, tj_rec_in(&q, a), s, swap))
                : NULL;
