@@ -40,6 +40,7 @@ enum tj_gop {
     TJ_G_TAPS,                // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
     TJ_G_COUNT,               // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
 };
+#define TJ_G_RANK (TJ_MAX_RANK + 1) // an integer product gets one dim more
 struct tj_attr_taps {
     struct tj_attr_pool pool;
     int64_t max, first, count; // taps [first, first+count) in row-major order of the window
@@ -69,7 +70,8 @@ struct tj_graph {
     struct tj_arena *arena;        // the program's
     struct tj_exprs *x;            // the program's
     bool simplify, fuse;
-    bool failed;                   // out of memory
+    bool failed;                   // out of memory, or `wrong`
+    bool wrong;                    // an internal check failed (error text set)
     struct tj_gnode *nodes; uint32_t n, cap;
     tj_ref *map;                   // trace node -> graph node, TJ_NIL: not reached
     uint32_t *table, tablesize;    // CSE

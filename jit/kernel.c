@@ -176,7 +176,7 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
         if (access && in->op != TJ_KOP_COORD && k->access[in->imm].buf >= k->nbufs) {
             return bad(err, cap, "%%%d: buffer", i);
         }
-        if (in->pass > k->npasses || (in->level == TJ_FULL && in->pass >= k->npasses)) {
+        if (in->pass > k->npasses || ((in->level == TJ_FULL || in->op == TJ_KOP_REDUCE) && in->pass >= k->npasses)) {
             return bad(err, cap, "%%%d: pass %d of %d", i, in->pass, k->npasses);
         }
         uint16_t deps[8];
@@ -208,11 +208,12 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
                 return bad(err, cap, "%%%d: operand %%%d has no value", i, deps[j]);
             }
             if (in->op == TJ_KOP_REDUCE) {
-                if (d->level != TJ_FULL || d->pass != in->pass - 1) {
+                if (d->level != TJ_FULL || d->pass > in->pass ||
+                    (d->pass < in->pass && !(d->flags & TJ_KF_CACHE))) {
                     return bad(err, cap, "%%%d: reduces %%%d of pass %d", i, deps[j], d->pass);
                 }
             } else if (d->level == TJ_ROWLEVEL) {
-                if (d->pass > in->pass) {
+                if (d->pass + (d->op == TJ_KOP_REDUCE) > in->pass) {
                     return bad(err, cap, "%%%d: row value %%%d is not ready", i, deps[j]);
                 }
             } else if (in->level == TJ_ROWLEVEL) {

@@ -1,0 +1,712 @@
+// jit/graph.c: from trace to graph: reachability, extents as expressions, composite ops taken apart.
+#include "graph.h"
+
+
+// ---- making nodes ----------------------------------------------------------------------------------------------------
+
+static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj_ex *dims, size_t rank, const tj_ref *in,
+                  size_t nin, const void *attr, size_t nattr) {
+    struct tj_gnode n = {.op = (uint16_t)op,
+                         .dtype = (uint8_t)d,
+                         .rank = (uint8_t)rank,
+                         .nin = (uint32_t)nin,
+                         .in = in,
+                         .dims = dims,
+                         .attr = attr,
+                         .nattr = (uint32_t)nattr,
+                         .trace = trace};
+    return tj_g_add(g, &n);
+}
+
+#define WORDS(s) (sizeof(s) / 8)
+#define NODE(r) (&g->nodes[r])
+
+// Records that two extents must be equal at run time (symbolic segments) and returns one of them.
+static tj_ex same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) {
+    if (a == b) {
+        return a;
+    }
+    for (uint32_t i = 0; i < g->nequal; i++) {
+        if (g->equal[i].a == a && g->equal[i].b == b) {
+            return a;
+        }
+    }
+    if (!tj_grow((void **)&g->equal, &g->capequal, g->nequal + 1, sizeof *g->equal)) {
+        g->failed = true;
+        return a;
+    }
+    g->equal[g->nequal].a = a;
+    g->equal[g->nequal].b = b;
+    g->equal[g->nequal++].node = node;
+    g->again = true;
+    return a;
+}
+
+// Extent of a leaf's dim, replaced by what it was found equal to.
+static tj_ex leaf_extent(struct tj_graph *g, uint32_t leaf, uint32_t dim, int64_t value) {
+    if (!g->seg->symbolic || value == 1) {
+        return tj_ex_const(g->x, value);
+    }
+    tj_ex e = tj_ex_sym(g->x, TJ_EX_EXTENT, leaf, dim, value);
+    for (uint32_t i = 0, steps = 0; i < g->nequal && steps < 64; i++) {
+        // The larger index is replaced by the smaller, so this ends; constants were made before or after alike.
+        tj_ex a = g->equal[i].a, b = g->equal[i].b, lo = a < b ? a : b, hi = a < b ? b : a;
+        if (tj_ex_is_const(g->x, hi)) {
+            lo = hi, hi = a < b ? a : b;
+        }
+        if (hi == e && g->x->nodes[hi].op == TJ_EX_EXTENT) {
+            e = lo;
+            i = UINT32_MAX;
+            steps++;
+        }
+    }
+    return e;
+}
+
+static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size_t nin, tj_ex *dims) {
+    size_t rank = 0;
+    for (size_t i = 0; i < nin; i++) {
+        rank = NODE(in[i])->rank > rank ? NODE(in[i])->rank : rank;
+    }
+    for (size_t d = 0; d < rank; d++) {
+        tj_ex e = 1;
+        for (size_t i = 0; i < nin; i++) {
+            size_t r = NODE(in[i])->rank;
+            if (d + r < rank) {
+                continue;
+            }
+            tj_ex f = NODE(in[i])->dims[d + r - rank];
+            e = e == 1 ? f : f == 1 ? e : same(g, e, f, trace);
+        }
+        dims[d] = e;
+    }
+    return rank;
+}
+
+static tj_ref pw(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, size_t nin, tj_ref a, tj_ref b, tj_ref c) {
+    tj_ex dims[TJ_G_RANK];
+    tj_ref in[3] = {a, b, c};
+    size_t rank = broadcast(g, trace, in, nin, dims);
+    return add(g, trace, op, d, dims, rank, in, nin, NULL, 0);
+}
+static tj_ref un(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_ref a) {
+    return pw(g, trace, op, (tj_dtype)NODE(a)->dtype, 1, a, 0, 0);
+}
+static tj_ref bin(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_ref a, tj_ref b) {
+    return pw(g, trace, op, (tj_dtype)NODE(a)->dtype, 2, a, b, 0);
+}
+static tj_ref cast(struct tj_graph *g, tj_ref trace, tj_ref a, tj_dtype d) {
+    return NODE(a)->dtype == d ? a : pw(g, trace, TJ_OP_CAST, d, 1, a, 0, 0);
+}
+static tj_ref extent(struct tj_graph *g, tj_ref trace, tj_ex e) {
+    struct tj_gnode n = {.op = TJ_G_EXTENT, .dtype = TRACE_I64, .ex = e, .trace = trace};
+    return tj_g_add(g, &n);
+}
+static tj_ref reshape(struct tj_graph *g, tj_ref trace, tj_ref a, const tj_ex *dims, size_t rank) {
+    return add(g, trace, TJ_OP_RESHAPE, (tj_dtype)NODE(a)->dtype, dims, rank, &a, 1, NULL, 0);
+}
+
+// A reduction. SUM's order counts elements in row-major order of the reduced dims, so dims that don't lie together are
+// brought together by a copy, unless the vector dim stays outside (columns) or whole vectors keep the order anyway.
+static tj_ref reduce(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, tj_ref x, int64_t mask, bool keepdim) {
+    size_t rank = NODE(x)->rank, out = 0;
+    tj_ex dims[TJ_G_RANK], kept[TJ_G_RANK];
+    bool open = false, apart = false; // a reduced dim was seen; a kept one after it and then another reduced one
+    bool gap = false;
+    for (size_t i = 0; i < rank; i++) {
+        bool r = mask >> i & 1;
+        if (!r || keepdim) {
+            kept[out++] = r ? 1 : NODE(x)->dims[i];
+        }
+        if (NODE(x)->dims[i] != 1) {
+            apart = apart || (r && gap);
+            gap = gap || (!r && open);
+            open = open || r;
+        }
+    }
+    // Is the innermost dim reduced, and is its run not of whole vectors?
+    bool inner = false;
+    int64_t run = 1;
+    bool constant = true;
+    for (size_t i = rank; i-- > 0;) {
+        if (NODE(x)->dims[i] == 1) {
+            continue;
+        }
+        if (!(mask >> i & 1)) {
+            break;
+        }
+        inner = true;
+        constant = constant && tj_ex_is_const(g->x, NODE(x)->dims[i]) &&
+                   tj_size_mul(run, tj_ex_hint(g->x, NODE(x)->dims[i]), &run);
+    }
+    if (op == TJ_OP_SUM && apart && inner && !(constant && run % 64 == 0)) {
+        struct tj_attr_perm p = {{0}};
+        size_t n = 0, nkept = 0;
+        for (size_t i = 0; i < rank; i++) {
+            if (!(mask >> i & 1)) {
+                dims[n] = NODE(x)->dims[i];
+                p.perm[n++] = (int64_t)i;
+            }
+        }
+        nkept = n;
+        for (size_t i = 0; i < rank; i++) {
+            if (mask >> i & 1) {
+                dims[n] = NODE(x)->dims[i];
+                p.perm[n++] = (int64_t)i;
+            }
+        }
+        tj_ref y = add(g, trace, TJ_OP_PERMUTE, (tj_dtype)NODE(x)->dtype, dims, rank, &x, 1, &p, WORDS(p));
+        struct tj_gnode c = {.op = TJ_OP_COPY, .dtype = NODE(x)->dtype, .rank = (uint8_t)rank, .flags = TJ_GF_FORCE,
+                             .nin = 1, .in = &y, .dims = dims, .trace = trace};
+        y = tj_g_add(g, &c);
+        struct tj_attr_reduce r = {.mask = (((int64_t)1 << rank) - 1) & ~(((int64_t)1 << nkept) - 1)};
+        y = add(g, trace, op, d, dims, nkept, &y, 1, &r, WORDS(r));
+        return reshape(g, trace, y, kept, out);
+    }
+    struct tj_attr_reduce r = {.mask = mask, .keepdim = keepdim};
+    return add(g, trace, op, d, kept, out, &x, 1, &r, WORDS(r));
+}
+
+static tj_ex product(struct tj_graph *g, tj_ref x, int64_t mask) {
+    tj_ex n = 1;
+    for (int i = 0; i < NODE(x)->rank; i++) {
+        if (mask >> i & 1) {
+            n = tj_ex_bin(g->x, TJ_EX_MUL, n, NODE(x)->dims[i]);
+        }
+    }
+    return n;
+}
+
+static tj_ref mean(struct tj_graph *g, tj_ref trace, tj_ref x, int64_t mask, bool keepdim) {
+    tj_dtype d = (tj_dtype)NODE(x)->dtype;
+    tj_ref n = cast(g, trace, extent(g, trace, product(g, x, mask)), d);
+    return bin(g, trace, TJ_OP_DIV, reduce(g, trace, TJ_OP_SUM, d, x, mask, keepdim), n);
+}
+
+// Sum over the masked dims of (x - mean)^2; the mean is kept in *m (dims of extent 1).
+static tj_ref squares(struct tj_graph *g, tj_ref trace, tj_ref x, int64_t mask, bool keepdim, tj_ref *diff) {
+    tj_ref m = mean(g, trace, x, mask, true);
+    *diff = bin(g, trace, TJ_OP_SUB, x, m);
+    tj_ref sq = bin(g, trace, TJ_OP_MUL, *diff, *diff);
+    return reduce(g, trace, TJ_OP_SUM, (tj_dtype)NODE(x)->dtype, sq, mask, keepdim);
+}
+
+// ---- extents ---------------------------------------------------------------------------------------------------------
+
+static tj_ex ex2(struct tj_graph *g, enum tj_ex_op op, tj_ex a, tj_ex b) { return tj_ex_bin(g->x, op, a, b); }
+static tj_ex con(struct tj_graph *g, int64_t v) { return tj_ex_const(g->x, v); }
+
+// Extent of a window op's result.
+static tj_ex windows(struct tj_graph *g, tj_ex in, tj_ex kernel, int64_t stride, int64_t pad, int64_t dil, bool ceil_mode) {
+    tj_ex reach = ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_MUL, ex2(g, TJ_EX_SUB, kernel, 1), con(g, dil)), 1);
+    tj_ex span = ex2(g, TJ_EX_SUB, ex2(g, TJ_EX_ADD, in, con(g, 2 * pad)), reach);
+    if (!ceil_mode) {
+        return ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_DIV, span, con(g, stride)), 1);
+    }
+    tj_ex up = ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_DIV, ex2(g, TJ_EX_ADD, span, con(g, stride - 1)), con(g, stride)), 1);
+    // No window starts beyond the right border.
+    tj_ex start = ex2(g, TJ_EX_DIV, ex2(g, TJ_EX_ADD, in, con(g, pad - 1)), con(g, stride));
+    return ex2(g, TJ_EX_MIN, up, ex2(g, TJ_EX_ADD, start, 1));
+}
+
+// Extents of a node of a symbolic segment by the rule of its op. Extents that are arguments of the op (reshape, expand,
+// slices, ...) are constants unless they equal their operand's: a symbolic plan serves no other arguments.
+static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims) {
+    const struct tj_node *n = &g->t->nodes[r];
+    size_t rank = tj_shape_rank(g->t, n->shape);
+    const int64_t *rec = tj_shape_dims(g->t, n->shape);
+    const void *attr = tj_node_attr(g->t, n);
+    for (size_t d = 0; d < rank; d++) {
+        dims[d] = con(g, rec[d]);
+    }
+    if (!g->seg->symbolic) {
+        return;
+    }
+    const struct tj_gnode *a = n->nin ? NODE(in[0]) : NULL, *b = n->nin > 1 ? NODE(in[1]) : NULL;
+    switch (tj_ops[n->op].cls) {
+    case TJ_SOURCE:
+        if (n->op == TJ_OP_LEAF) {
+            uint32_t leaf = (uint32_t)((const struct tj_attr_leaf *)attr)->index;
+            for (uint32_t d = 0; d < rank; d++) {
+                dims[d] = leaf_extent(g, leaf, d, rec[d]);
+            }
+        }
+        return;
+    case TJ_POINTWISE:
+        broadcast(g, r, in, n->nin, dims);
+        return;
+    case TJ_REDUCE: {
+        const struct tj_attr_reduce *p = attr;
+        size_t out = 0;
+        for (size_t d = 0; d < a->rank; d++) {
+            bool red = p->mask >> d & 1;
+            if (!red || p->keepdim) {
+                dims[out++] = red ? 1 : a->dims[d];
+            }
+        }
+        return;
+    }
+    case TJ_ROW:
+        for (size_t d = 0; d < rank; d++) {
+            dims[d] = a->dims[d];
+        }
+        for (size_t i = 1; i < n->nin; i++) { // weights agree with the normalised dims
+            const struct tj_gnode *w = NODE(in[i]);
+            for (size_t d = 0; d < w->rank; d++) {
+                if (w->dims[d] != 1) {
+                    same(g, dims[rank - w->rank + d], w->dims[d], r);
+                }
+            }
+        }
+        return;
+    case TJ_VIEW:
+        if (n->op == TJ_OP_PERMUTE) {
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = a->dims[((const struct tj_attr_perm *)attr)->perm[d]];
+            }
+            return;
+        }
+        if (n->op == TJ_OP_RESHAPE) { // dims that stay the same at the front and at the back
+            size_t i = 0, j = 0;
+            for (; i < rank && i < a->rank && rec[i] == tj_ex_hint(g->x, a->dims[i]); i++) {
+                dims[i] = a->dims[i];
+            }
+            for (; j + i < rank && j + i < a->rank && rec[rank - 1 - j] == tj_ex_hint(g->x, a->dims[a->rank - 1 - j]);
+                 j++) {
+                dims[rank - 1 - j] = a->dims[a->rank - 1 - j];
+            }
+            if (i + j + 1 == rank) { // the rest is merged into one
+                tj_ex e = 1;
+                for (size_t d = i; d < a->rank - j; d++) {
+                    e = ex2(g, TJ_EX_MUL, e, a->dims[d]);
+                }
+                dims[i] = e;
+            }
+            return;
+        }
+        if (n->op == TJ_OP_EXPAND || n->op == TJ_OP_SLICE) {
+            for (size_t d = 0; d < rank; d++) {
+                if (d + a->rank >= rank && tj_ex_hint(g->x, a->dims[d + a->rank - rank]) == rec[d]) {
+                    dims[d] = a->dims[d + a->rank - rank];
+                }
+            }
+        }
+        return;
+    case TJ_MOVE:
+        switch (n->op) {
+        case TJ_OP_CAT: {
+            size_t dim = (size_t)((const struct tj_attr_dim *)attr)->dim;
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = a->dims[d];
+                for (size_t i = 1; i < n->nin; i++) {
+                    tj_ex e = NODE(in[i])->dims[d];
+                    dims[d] = d == dim ? ex2(g, TJ_EX_ADD, dims[d], e) : same(g, dims[d], e, r);
+                }
+            }
+            return;
+        }
+        case TJ_OP_PAD: {
+            const struct tj_attr_pad *p = attr;
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = ex2(g, TJ_EX_ADD, a->dims[d], con(g, p->lo[d] + p->hi[d]));
+            }
+            return;
+        }
+        case TJ_OP_GATHER:
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = b->dims[d];
+            }
+            return;
+        case TJ_OP_INDEX_SELECT:
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = (int64_t)d == ((const struct tj_attr_dim *)attr)->dim ? b->dims[0] : a->dims[d];
+            }
+            return;
+        case TJ_OP_INDEX_COPY: {
+            const struct tj_gnode *src = NODE(in[2]);
+            int64_t dim = ((const struct tj_attr_dim *)attr)->dim;
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = (int64_t)d == dim ? a->dims[d] : same(g, a->dims[d], src->dims[d], r);
+            }
+            if (rank) {
+                same(g, b->dims[0], src->dims[dim], r);
+            }
+            return;
+        }
+        case TJ_OP_UPDATE: {
+            const struct tj_gnode *v = NODE(in[2]);
+            for (size_t d = 0; d < v->rank; d++) {
+                same(g, v->dims[d], b->dims[d], r);
+            }
+        }
+            // fallthrough
+        default:
+            for (size_t d = 0; d < rank; d++) {
+                dims[d] = a->dims[d];
+            }
+            return;
+        }
+    case TJ_CONTRACT: {
+        const struct tj_gnode *c = n->nin > 2 ? NODE(in[2]) : NULL;
+        if (n->op == TJ_OP_MATMUL) {
+            tj_ex e[2];
+            size_t ra = a->rank, rb = b->rank;
+            for (size_t d = 0; d + 2 < rank; d++) {
+                e[0] = d + ra >= rank ? a->dims[d + ra - rank] : 1;
+                e[1] = d + rb >= rank ? b->dims[d + rb - rank] : 1;
+                dims[d] = e[0] == 1 ? e[1] : e[1] == 1 ? e[0] : same(g, e[0], e[1], r);
+            }
+            same(g, a->dims[ra - 1], b->dims[rb - 2], r);
+            dims[rank - 2] = a->dims[ra - 2];
+            dims[rank - 1] = b->dims[rb - 1];
+        } else if (n->op == TJ_OP_LINEAR) {
+            for (size_t d = 0; d + 1 < rank; d++) {
+                dims[d] = a->dims[d];
+            }
+            dims[rank - 1] = b->dims[0];
+            same(g, a->dims[rank - 1], b->dims[1], r);
+            if (c->rank) {
+                same(g, c->dims[0], b->dims[0], r);
+            }
+        } else if (n->op == TJ_OP_CONV2D) {
+            const struct tj_attr_conv *p = attr;
+            dims[0] = a->dims[0];
+            dims[1] = b->dims[0];
+            same(g, a->dims[1], ex2(g, TJ_EX_MUL, b->dims[1], con(g, p->groups)), r);
+            for (int d = 0; d < 2; d++) {
+                dims[2 + d] = windows(g, a->dims[2 + d], b->dims[2 + d], p->stride[d], p->padding[d], p->dilation[d], 0);
+            }
+            if (c->rank) {
+                same(g, c->dims[0], b->dims[0], r);
+            }
+        } else { // SDPA
+            for (size_t d = 0; d + 1 < rank; d++) {
+                dims[d] = a->dims[d];
+            }
+            dims[rank - 1] = c->dims[rank - 1];
+            same(g, a->dims[rank - 1], b->dims[rank - 1], r);
+            for (size_t d = 0; d + 1 < rank; d++) {
+                same(g, b->dims[d], c->dims[d], r);
+            }
+        }
+        return;
+    }
+    case TJ_POOL: {
+        const struct tj_attr_pool *p = attr;
+        for (size_t d = 0; d + 2 < rank; d++) {
+            dims[d] = a->dims[d];
+        }
+        for (size_t d = 0; d < 2; d++) {
+            int64_t dil = n->op == TJ_OP_MAX_POOL2D ? p->dilation[d] : 1;
+            dims[rank - 2 + d] = windows(g, a->dims[rank - 2 + d], con(g, p->kernel[d]), p->stride[d], p->padding[d],
+                                         dil, p->ceil_mode);
+        }
+        return;
+    }
+    default:
+        return;
+    }
+}
+
+// ---- ops taken apart -------------------------------------------------------------------------------------------------
+
+static tj_ref softmax(struct tj_graph *g, tj_ref r, tj_ref x, int64_t dim, bool logarithm) {
+    int64_t mask = (int64_t)1 << dim;
+    tj_dtype d = (tj_dtype)NODE(x)->dtype;
+    tj_ref m = reduce(g, r, TJ_OP_AMAX, d, x, mask, true);
+    tj_ref diff = bin(g, r, TJ_OP_SUB, x, m);
+    tj_ref e = un(g, r, TJ_OP_EXP, diff);
+    tj_ref s = reduce(g, r, TJ_OP_SUM, d, e, mask, true);
+    return logarithm ? bin(g, r, TJ_OP_SUB, diff, un(g, r, TJ_OP_LOG, s)) : bin(g, r, TJ_OP_DIV, e, s);
+}
+
+static int64_t trailing(const struct tj_graph *g, tj_ref x, int64_t ndim) {
+    int64_t rank = NODE(x)->rank, mask = 0;
+    for (int64_t d = rank - ndim; d < rank; d++) {
+        mask |= (int64_t)1 << d;
+    }
+    return mask;
+}
+
+// Integer product: multiply and sum over [.., M, N, K], wrapping.
+static tj_ref int_matmul(struct tj_graph *g, tj_ref r, tj_ref a, tj_ref b, bool transposed) {
+    tj_ex dims[TJ_G_RANK];
+    tj_dtype d = (tj_dtype)NODE(a)->dtype;
+    size_t ra = NODE(a)->rank, rb = NODE(b)->rank;
+    if (!transposed) {
+        struct tj_attr_perm p = {{0}};
+        for (size_t i = 0; i < rb; i++) {
+            size_t from = i + 2 < rb ? i : i + 1 == rb ? rb - 2 : rb - 1;
+            p.perm[i] = (int64_t)from;
+            dims[i] = NODE(b)->dims[from];
+        }
+        b = add(g, r, TJ_OP_PERMUTE, d, dims, rb, &b, 1, &p, WORDS(p));
+    }
+    // [.., M, K] -> [.., M, 1, K] and [.., N, K] -> [.., 1, N, K]
+    for (size_t i = 0; i < ra; i++) {
+        dims[i + (i + 1 == ra)] = NODE(a)->dims[i];
+    }
+    dims[ra - 1] = 1;
+    a = reshape(g, r, a, dims, ra + 1);
+    for (size_t i = 0; i < rb; i++) {
+        dims[i + (i + 2 >= rb)] = NODE(b)->dims[i];
+    }
+    dims[rb - 2] = 1;
+    b = reshape(g, r, b, dims, rb + 1);
+    tj_ref m = bin(g, r, TJ_OP_MUL, a, b);
+    return reduce(g, r, TJ_OP_SUM, d, m, (int64_t)1 << (NODE(m)->rank - 1), false);
+}
+
+static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_pool *p, const tj_ex *dims, bool max) {
+    enum { GROUP = 64 };
+    tj_dtype d = (tj_dtype)NODE(x)->dtype;
+    size_t rank = NODE(x)->rank;
+    struct tj_attr_taps taps = {.pool = *p, .max = max};
+    if (!max) {
+        taps.pool.dilation[0] = taps.pool.dilation[1] = 1;
+    }
+    taps.guarded = p->padding[0] || p->padding[1] || p->ceil_mode;
+    int64_t total = p->kernel[0] * p->kernel[1];
+    tj_ref acc = 0;
+    for (int64_t first = 0; first < total; first += GROUP) {
+        taps.first = first;
+        taps.count = total - first < GROUP ? total - first : GROUP;
+        tj_ref in[2] = {x, acc};
+        struct tj_gnode n = {.op = TJ_G_TAPS, .dtype = (uint8_t)d, .rank = (uint8_t)rank, .nin = first ? 2 : 1, .in = in,
+                             .dims = dims, .attr = &taps, .nattr = WORDS(taps), .trace = r};
+        n.flags = total > GROUP ? TJ_GF_FORCE : 0;
+        acc = tj_g_add(g, &n);
+    }
+    if (max) {
+        return acc;
+    }
+    tj_ref count;
+    if (p->divisor) {
+        count = extent(g, r, con(g, p->divisor));
+    } else if (!taps.guarded || (p->include_pad && !p->ceil_mode)) {
+        count = extent(g, r, con(g, total));
+    } else {
+        taps.first = taps.count = 0;
+        taps.h = NODE(x)->dims[rank - 2];
+        taps.w = NODE(x)->dims[rank - 1];
+        count = add(g, r, TJ_G_COUNT, TRACE_I64, dims + rank - 2, 2, NULL, 0, &taps, WORDS(taps));
+    }
+    return bin(g, r, TJ_OP_DIV, acc, cast(g, r, count, d));
+}
+
+static tj_ref contraction(struct tj_graph *g, tj_ref r, const tj_ref *in, const tj_ex *dims) {
+    const struct tj_node *n = &g->t->nodes[r];
+    size_t rank = tj_shape_rank(g->t, n->shape);
+    tj_dtype d = (tj_dtype)n->dtype, c = tj_compute_dtype(n->dtype);
+    const void *attr = tj_node_attr(g->t, n);
+    if (!tj_is_float(d) && (n->op == TJ_OP_MATMUL || n->op == TJ_OP_LINEAR)) {
+        tj_ref y = int_matmul(g, r, in[0], in[1], n->op == TJ_OP_LINEAR);
+        if (n->op == TJ_OP_LINEAR && ((const struct tj_attr_bias *)attr)->has_bias) {
+            y = bin(g, r, TJ_OP_ADD, y, in[2]);
+        }
+        return y;
+    }
+    tj_ref args[5];
+    for (uint32_t i = 0; i < n->nin; i++) {
+        args[i] = NODE(in[i])->dtype == TRACE_BOOL ? in[i] : cast(g, r, in[i], c);
+    }
+    // Scalars stand for absent operands and for SDPA's scale; casts of scalars would hide the parameter.
+    for (uint32_t i = 0; i < n->nin; i++) {
+        args[i] = NODE(in[i])->op == TJ_OP_SCALAR ? in[i] : args[i];
+    }
+    return cast(g, r, add(g, r, n->op, c, dims, rank, args, n->nin, attr, n->nattr), d);
+}
+
+static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
+    const struct tj_node *n = &g->t->nodes[r];
+    size_t rank = tj_shape_rank(g->t, n->shape);
+    tj_dtype d = (tj_dtype)n->dtype, c = tj_compute_dtype(n->dtype);
+    const void *attr = tj_node_attr(g->t, n);
+    tj_ex dims[TJ_G_RANK];
+    extents(g, r, in, dims);
+    for (size_t i = 0; i < rank; i++) { // the rules above against what the recorder inferred
+        if (tj_ex_hint(g->x, dims[i]) != tj_shape_dims(g->t, n->shape)[i]) {
+            (void)tj_fail(TRACE_ERR_COMPILE, "internal: extent %zu of %s has the wrong expression", i, tj_ops[n->op].name);
+            g->failed = g->wrong = true;
+            return 0;
+        }
+    }
+    switch (n->op) {
+    case TJ_OP_LEAF: {
+        const struct tj_leaf_key *k = &g->t->leafkeys[((const struct tj_attr_leaf *)attr)->index];
+        struct tj_gnode l = {.op = n->op, .dtype = n->dtype, .rank = (uint8_t)rank, .dims = dims, .attr = attr,
+                             .nattr = n->nattr, .trace = r, .flags = k->group ? TJ_GF_NOCSE : 0};
+        return tj_g_add(g, &l);
+    }
+    case TJ_OP_SCALAR: {
+        struct tj_gnode s = {.op = n->op, .dtype = n->dtype, .attr = attr, .nattr = n->nattr, .trace = r};
+        uint32_t p = (uint32_t)((const struct tj_attr_param *)attr)->index;
+        if (d == TRACE_I64) {
+            s.ex = tj_ex_sym(g->x, TJ_EX_PARAM, p, 0, g->t->params[p].v.i);
+        }
+        return tj_g_add(g, &s);
+    }
+    case TJ_OP_SUM: {
+        const struct tj_attr_reduce *p = attr;
+        return cast(g, r, reduce(g, r, TJ_OP_SUM, c, cast(g, r, in[0], c), p->mask, p->keepdim), d);
+    }
+    case TJ_OP_MEAN: {
+        const struct tj_attr_reduce *p = attr;
+        return cast(g, r, mean(g, r, cast(g, r, in[0], c), p->mask, p->keepdim), d);
+    }
+    case TJ_OP_VAR: {
+        const struct tj_attr_reduce *p = attr;
+        tj_ref x = cast(g, r, in[0], c), diff;
+        tj_ref s = squares(g, r, x, p->mask, p->keepdim, &diff);
+        tj_ex e = ex2(g, TJ_EX_MAX, 0, ex2(g, TJ_EX_SUB, product(g, x, p->mask), con(g, p->correction)));
+        return cast(g, r, bin(g, r, TJ_OP_DIV, s, cast(g, r, extent(g, r, e), c)), d);
+    }
+    case TJ_OP_AMAX:
+    case TJ_OP_AMIN:
+    case TJ_OP_ARGMAX:
+    case TJ_OP_ARGMIN:
+    case TJ_OP_ANY:
+    case TJ_OP_ALL: {
+        const struct tj_attr_reduce *p = attr;
+        return reduce(g, r, (enum tj_op)n->op, d, in[0], p->mask, p->keepdim);
+    }
+    case TJ_OP_SOFTMAX:
+    case TJ_OP_LOG_SOFTMAX:
+        return cast(g, r,
+                    rank == 0 ? softmax(g, r, cast(g, r, reshape(g, r, in[0], (tj_ex[]){1}, 1), c), 0, n->op != TJ_OP_SOFTMAX)
+                              : softmax(g, r, cast(g, r, in[0], c), ((const struct tj_attr_dim *)attr)->dim,
+                                        n->op != TJ_OP_SOFTMAX),
+                    d);
+    case TJ_OP_LAYER_NORM: {
+        tj_ref x = cast(g, r, in[0], c), diff;
+        int64_t mask = trailing(g, x, ((const struct tj_attr_norm *)attr)->ndim);
+        tj_ref s = squares(g, r, x, mask, true, &diff);
+        tj_ref var = bin(g, r, TJ_OP_DIV, s, cast(g, r, extent(g, r, product(g, x, mask)), c));
+        tj_ref inv = un(g, r, TJ_OP_RSQRT, bin(g, r, TJ_OP_ADD, var, cast(g, r, in[3], c)));
+        tj_ref y = bin(g, r, TJ_OP_MUL, bin(g, r, TJ_OP_MUL, diff, inv), cast(g, r, in[1], c));
+        return cast(g, r, bin(g, r, TJ_OP_ADD, y, cast(g, r, in[2], c)), d);
+    }
+    case TJ_OP_RMS_NORM: {
+        tj_ref x = cast(g, r, in[0], c);
+        int64_t mask = trailing(g, x, ((const struct tj_attr_norm *)attr)->ndim);
+        tj_ref ms = mean(g, r, bin(g, r, TJ_OP_MUL, x, x), mask, true);
+        tj_ref inv = un(g, r, TJ_OP_RSQRT, bin(g, r, TJ_OP_ADD, ms, cast(g, r, in[2], c)));
+        return cast(g, r, bin(g, r, TJ_OP_MUL, bin(g, r, TJ_OP_MUL, x, inv), cast(g, r, in[1], c)), d);
+    }
+    case TJ_OP_MAX_POOL2D:
+        return pool(g, r, in[0], attr, dims, true);
+    case TJ_OP_AVG_POOL2D:
+        return cast(g, r, pool(g, r, cast(g, r, in[0], c), attr, dims, false), d);
+    case TJ_OP_MATMUL:
+    case TJ_OP_LINEAR:
+    case TJ_OP_CONV2D:
+    case TJ_OP_SDPA:
+        return contraction(g, r, in, dims);
+    case TJ_OP_ARANGE: {
+        // Computed in i64 or f64 (the dtype of its operands), then cast.
+        tj_dtype wide = (tj_dtype)NODE(in[0])->dtype;
+        return cast(g, r, add(g, r, TJ_OP_ARANGE, wide, dims, rank, in, n->nin, NULL, 0), d);
+    }
+    default:
+        return add(g, r, n->op, d, dims, rank, in, n->nin, attr, n->nattr);
+    }
+}
+
+int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n) {
+    int64_t e = 1;
+    for (int d = 0; d < g->nodes[n].rank; d++) {
+        if (__builtin_mul_overflow(e, tj_ex_hint(g->x, g->nodes[n].dims[d]), &e)) {
+            return INT64_MAX;
+        }
+    }
+    return e;
+}
+
+static tj_status out_of_memory(void) { return tj_fail(TRACE_ERR_MEMORY, "out of memory while compiling"); }
+
+static tj_status build_once(struct tj_graph *g) {
+    const struct tj_trace *t = g->t;
+    uint8_t *reached = tj_calloc(t->nnodes ? t->nnodes : 1, 1);
+    if (!reached) {
+        return out_of_memory();
+    }
+    for (uint32_t i = 0; i < g->seg->nouts; i++) {
+        reached[g->seg->outs[i]] = 1;
+    }
+    for (uint32_t i = 0; i < g->seg->nwrites; i++) {
+        reached[g->seg->writes[i]] = 1;
+    }
+    for (uint32_t i = t->nnodes; i-- > 0;) {
+        const struct tj_node *n = &t->nodes[i];
+        const tj_ref *in = tj_node_in(t, n);
+        for (uint32_t j = 0; reached[i] && j < n->nin; j++) {
+            reached[in[j]] = 1;
+        }
+        if (reached[i] && n->op == TJ_OP_UPDATE) {
+            g->written[in[0]] = true;
+        }
+    }
+    tj_ref *in = NULL;
+    uint32_t cap = 0;
+    for (uint32_t i = 0; i < t->nnodes && !g->failed; i++) {
+        g->map[i] = TJ_NIL;
+        if (!reached[i]) {
+            continue;
+        }
+        const struct tj_node *n = &t->nodes[i];
+        const tj_ref *from = tj_node_in(t, n);
+        if (!tj_grow((void **)&in, &cap, n->nin + 1, sizeof *in)) {
+            g->failed = true;
+            break;
+        }
+        for (uint32_t j = 0; j < n->nin; j++) {
+            in[j] = g->map[from[j]];
+        }
+        g->map[i] = make(g, i, in);
+    }
+    tj_free(in);
+    tj_free(reached);
+    if (g->failed) {
+        return g->wrong ? TRACE_ERR_COMPILE : out_of_memory();
+    }
+    for (uint32_t i = 0; i < g->seg->nouts; i++) {
+        g->outs[i] = g->map[g->seg->outs[i]];
+    }
+    for (uint32_t i = 0; i < g->seg->nwrites; i++) {
+        g->writes[i] = g->map[g->seg->writes[i]];
+    }
+    return TRACE_OK;
+}
+
+tj_status tj_graph_build(struct tj_graph *g) {
+    uint32_t n = g->t->nnodes ? g->t->nnodes : 1;
+    g->map = TJ_ARENA_NEW(g->arena, tj_ref, n);
+    g->written = TJ_ARENA_NEW(g->arena, bool, n);
+    g->outs = TJ_ARENA_NEW(g->arena, tj_ref, g->seg->nouts + 1);
+    g->writes = TJ_ARENA_NEW(g->arena, tj_ref, g->seg->nwrites + 1);
+    if (g->arena->failed) {
+        return out_of_memory();
+    }
+    // Extents found equal are one symbol in the next try; each try finds new ones or ends.
+    for (int tries = 0; tries < 64; tries++) {
+        g->again = false;
+        g->n = 0;
+        if (g->tablesize) {
+            memset(g->table, 0, g->tablesize * sizeof *g->table);
+        }
+        tj_status s = build_once(g);
+        if (s || !g->again) {
+            return s;
+        }
+    }
+    return TRACE_OK;
+}
+
+void tj_graph_free(struct tj_graph *g) {
+    tj_free(g->nodes);
+    tj_free(g->table);
+    tj_free(g->equal);
+    g->nodes = NULL;
+    g->table = NULL;
+    g->equal = NULL;
+}
