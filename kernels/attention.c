@@ -6,8 +6,9 @@
 //     row by row: scale, mask, causal limit, exp(x - max), sum
 //     out    = scores v       tiles; each row is divided by its sum
 //
-// A block has so few rows that its scores stay in the second cache. With causal, keys past the block's last row are never
-// looked at. A row that sees no key is 0.
+// A block has so few rows that its scores stay in the second cache. With causal, keys past the block's last row are
+// never looked at. A row that sees no key is 0. Few queries (decoding) read keys and values where they are, once:
+// packing them would cost more than it gives.
 #include "contract_impl.h"
 
 #include <math.h>
@@ -16,18 +17,19 @@ struct attention {
     const struct tj_contract *c;
     const struct tj_contract_args *a;
     int batch_dims;
-    int64_t heads;             // query heads, all batch dims together
-    int64_t l, s, e, ev;       // queries, keys, their length, length of values
-    struct tj_view k, v;       // batch dims of extent 1 where they broadcast
+    int64_t heads;       // query heads, all batch dims together
+    int64_t l, s, e, ev; // queries, keys, their length, length of values
+    struct tj_view k, v; // batch dims of extent 1 where they broadcast
     int64_t kheads, vheads;
     int64_t kpanels, vpanels;
-    int64_t kbytes, vbytes;    // of a packed head
-    int64_t block, blocks;     // query rows of an item
-    int64_t lds;               // elements of a scratch row of scores
+    int64_t kbytes, vbytes; // of a packed head
+    int64_t block, blocks;  // query rows of an item
+    int64_t lds;            // elements of a scratch row of scores
     bool copy_q;
+    bool few; // no packing: dot products and weighted sums
     int slots;
     size_t at_k, at_v, at_s, at_q;
-    int64_t sbytes, qbytes;    // scratch of a slot
+    int64_t sbytes, qbytes; // scratch of a slot
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -68,7 +70,11 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
     p->slots = tj_slots(a, (double)p->heads * (double)p->l * (double)p->s * (double)(p->e + p->ev + 16));
     const int high = c->tiles[0].mr;
     int64_t fit = (int64_t)c->l2 / 2 / size / (p->lds > 0 ? p->lds : 1);
-    int64_t most = p->heads * ceil_div(p->l, 48) < 16 ? 24 : 48; // few heads: smaller blocks, so that they can be shared
+    // A function of extents and layout, as which bits come out depends on it.
+    p->few = c->dtype == TRACE_F32 && p->l <= 4 && (p->k.strides[r - 1] == 1 || p->e <= 1) &&
+             (p->v.strides[r - 1] == 1 || p->ev <= 1);
+    int64_t most =
+        p->heads * ceil_div(p->l, 48) < 16 ? 24 : 48; // few heads: smaller blocks, so that they can be shared
     p->block = fit > most ? most : fit < high ? high : fit;
     p->block = p->block / high * high > 0 ? p->block / high * high : high;
     p->block = p->block > p->l ? p->l : p->block;
@@ -77,7 +83,8 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
               tj_size_mul(p->vpanels * nr, p->s, &p->vbytes) && tj_size_mul(p->vbytes, size, &p->vbytes) &&
               tj_size_mul(p->block, p->lds, &p->sbytes) && tj_size_mul(p->sbytes, size, &p->sbytes);
     p->qbytes = p->copy_q ? p->block * p->e * size : 0;
-    return ok && tj_space(bytes, p->kheads, p->kbytes, &p->at_k) && tj_space(bytes, p->vheads, p->vbytes, &p->at_v) &&
+    return ok && tj_space(bytes, p->few ? 0 : p->kheads, p->kbytes, &p->at_k) &&
+           tj_space(bytes, p->few ? 0 : p->vheads, p->vbytes, &p->at_v) &&
            tj_space(bytes, p->slots, p->sbytes, &p->at_s) && tj_space(bytes, p->slots, p->qbytes, &p->at_q);
 }
 
@@ -93,12 +100,12 @@ static void pack_item(void *ctx, int slot, int64_t item) {
     const int r = p->batch_dims + 2;
     (void)slot;
     if (item < p->kheads) {
-        tj_pack_panels(p->a->workspace + p->at_k + item * p->kbytes, p->k.p + tj_view_at(&p->k, r - 2, item, c->size), p->e,
-                       p->s, p->k.strides[r - 1], p->k.strides[r - 2], c->nr, c->size, 0, p->kpanels);
+        tj_pack_panels(p->a->workspace + p->at_k + item * p->kbytes, p->k.p + tj_view_at(&p->k, r - 2, item, c->size),
+                       p->e, p->s, p->k.strides[r - 1], p->k.strides[r - 2], c->nr, c->size, 0, p->kpanels);
     } else {
         item -= p->kheads;
-        tj_pack_panels(p->a->workspace + p->at_v + item * p->vbytes, p->v.p + tj_view_at(&p->v, r - 2, item, c->size), p->s,
-                       p->ev, p->v.strides[r - 2], p->v.strides[r - 1], c->nr, c->size, 0, p->vpanels);
+        tj_pack_panels(p->a->workspace + p->at_v + item * p->vbytes, p->v.p + tj_view_at(&p->v, r - 2, item, c->size),
+                       p->s, p->ev, p->v.strides[r - 2], p->v.strides[r - 1], c->nr, c->size, 0, p->vpanels);
     }
 }
 
@@ -191,7 +198,16 @@ static void attention_item(void *ctx, int slot, int64_t item) {
         q = copy;
         ldq = p->e * size;
     }
-    product(c, q, ldq, a->workspace + p->at_k + other_head(p, &p->k, head) * p->kbytes, p->e, scores, lds, rows, s, p->e);
+    const int64_t kh = other_head(p, &p->k, head), vh = other_head(p, &p->v, head);
+    if (p->few) {
+        const float *k = (const float *)(const void *)(p->k.p + tj_view_at(&p->k, r - 2, kh, size));
+        for (int64_t i = 0; i < rows; i++) {
+            tj_dots_f32((float *)(void *)(scores + i * lds), (const float *)(const void *)(q + i * ldq), k,
+                        p->k.strides[r - 2], s, p->e, c->wide);
+        }
+    } else {
+        product(c, q, ldq, a->workspace + p->at_k + kh * p->kbytes, p->e, scores, lds, rows, s, p->e);
+    }
 
     double sums[64];
     for (int64_t i = i0; i < i1; i++) {
@@ -212,15 +228,27 @@ static void attention_item(void *ctx, int slot, int64_t item) {
             smask = m.strides[r - 1];
         }
         if (c->dtype == TRACE_F32) {
-            struct tj_softmax_row row = {.x = (float *)(void *)x, .n = n, .scale = (float)a->scale, .mask = mask,
-                                         .smask = smask, .mask_dtype = a->d.dtype};
+            struct tj_softmax_row row = {.x = (float *)(void *)x,
+                                         .n = n,
+                                         .scale = (float)a->scale,
+                                         .mask = mask,
+                                         .smask = smask,
+                                         .mask_dtype = a->d.dtype};
             sums[i - i0] = (double)tj_softmax_f32(&row, c->wide);
         } else {
             sums[i - i0] = softmax_f64((double *)(void *)x, n, a->scale, mask, smask, a->d.dtype);
         }
         memset(x + n * size, 0, (size_t)((s - n) * size));
     }
-    product(c, scores, lds, a->workspace + p->at_v + other_head(p, &p->v, head) * p->vbytes, p->s, out, ldo, rows, p->ev, s);
+    if (p->few) {
+        const float *v = (const float *)(const void *)(p->v.p + tj_view_at(&p->v, r - 2, vh, size));
+        for (int64_t i = 0; i < rows; i++) {
+            tj_mix_f32((float *)(void *)(out + i * ldo), (const float *)(const void *)(scores + i * lds), v,
+                       p->v.strides[r - 2], s, p->ev, c->wide);
+        }
+    } else {
+        product(c, scores, lds, a->workspace + p->at_v + vh * p->vbytes, p->s, out, ldo, rows, p->ev, s);
+    }
     for (int64_t i = 0; i < rows; i++) {
         divide(c, out + i * ldo, p->ev, sums[i]);
     }
@@ -234,6 +262,8 @@ void tj_attention_run(const struct tj_contract *c, const struct tj_contract_args
     size_t bytes = 0;
     (void)plan(&p, c, a, &bytes); // it fitted when the workspace was sized
     double work = ((double)p.kheads * (double)p.kbytes + (double)p.vheads * (double)p.vbytes) / c->size * 8;
-    tj_items(a, tj_slots(a, work), p.kheads + p.vheads, pack_item, &p);
+    if (!p.few) {
+        tj_items(a, tj_slots(a, work), p.kheads + p.vheads, pack_item, &p);
+    }
     tj_items(a, p.slots, p.heads * p.blocks, attention_item, &p);
 }

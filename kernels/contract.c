@@ -1,4 +1,5 @@
-// kernels/contract.c: contractions: choice of tiles, dispatch over the kinds, parallel items, tiles with what hangs over.
+// kernels/contract.c: contractions: choice of tiles, dispatch over the kinds, parallel items, tiles with what hangs
+// over.
 #include "contract_impl.h"
 
 #include <math.h>
@@ -8,27 +9,27 @@
 // Integers multiply and add modulo their size; matmuls of them are rare enough for plain C.
 enum { INT_MR = 4, INT_NR = 8 };
 
-#define INT_TILE(name, type)                                                                                            \
-    static void name(const struct tj_gemm_args *g) {                                                                    \
-        type acc[INT_MR][INT_NR] = {{0}};                                                                               \
-        const type *b = g->b;                                                                                           \
-        for (int m = 0; m < INT_MR && g->mode == TJ_TILE_CHAIN; m++) {                                                  \
-            memcpy(acc[m], (const unsigned char *)g->c + m * g->ldc, sizeof acc[m]);                                    \
-        }                                                                                                               \
-        for (int64_t k = 0; k < g->k; k++, b += INT_NR) {                                                               \
-            for (int m = 0; m < INT_MR; m++) {                                                                          \
-                type x = ((const type *)g->a[m])[k];                                                                    \
-                for (int n = 0; n < INT_NR; n++) {                                                                      \
-                    acc[m][n] = (type)(acc[m][n] + x * b[n]);                                                           \
-                }                                                                                                       \
-            }                                                                                                           \
-        }                                                                                                               \
-        for (int m = 0; m < INT_MR; m++) {                                                                              \
-            type *c = (type *)((unsigned char *)g->c + m * g->ldc);                                                     \
-            for (int n = 0; n < INT_NR; n++) {                                                                          \
-                c[n] = (type)(g->mode == TJ_TILE_ADD ? c[n] + acc[m][n] : acc[m][n]);                                   \
-            }                                                                                                           \
-        }                                                                                                               \
+#define INT_TILE(name, type)                                                                                           \
+    static void name(const struct tj_gemm_args *g) {                                                                   \
+        type acc[INT_MR][INT_NR] = {{0}};                                                                              \
+        const type *b = g->b;                                                                                          \
+        for (int m = 0; m < INT_MR && g->mode == TJ_TILE_CHAIN; m++) {                                                 \
+            memcpy(acc[m], (const unsigned char *)g->c + m * g->ldc, sizeof acc[m]);                                   \
+        }                                                                                                              \
+        for (int64_t k = 0; k < g->k; k++, b += INT_NR) {                                                              \
+            for (int m = 0; m < INT_MR; m++) {                                                                         \
+                type x = ((const type *)g->a[m])[k];                                                                   \
+                for (int n = 0; n < INT_NR; n++) {                                                                     \
+                    acc[m][n] = (type)(acc[m][n] + x * b[n]);                                                          \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int m = 0; m < INT_MR; m++) {                                                                             \
+            type *c = (type *)((unsigned char *)g->c + m * g->ldc);                                                    \
+            for (int n = 0; n < INT_NR; n++) {                                                                         \
+                c[n] = (type)(g->mode == TJ_TILE_ADD ? c[n] + acc[m][n] : acc[m][n]);                                  \
+            }                                                                                                          \
+        }                                                                                                              \
     }
 INT_TILE(tile_u8, uint8_t)
 INT_TILE(tile_i32, uint32_t)
@@ -108,7 +109,10 @@ static bool choose(struct tj_contract *c, const struct tj_step *st, const struct
         }
         c->width = c->nr = INT_NR;
         c->tiles[0].mr = INT_MR;
-        c->fn[0] = c->dtype == TRACE_U8 ? tile_u8 : c->dtype == TRACE_I32 ? tile_i32 : c->dtype == TRACE_I64 ? tile_i64 : NULL;
+        c->fn[0] = c->dtype == TRACE_U8    ? tile_u8
+                   : c->dtype == TRACE_I32 ? tile_i32
+                   : c->dtype == TRACE_I64 ? tile_i64
+                                           : NULL;
         return c->fn[0] != NULL;
     }
     c->width = tj_gemm_width(level, c->dtype);
@@ -398,17 +402,17 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
 typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double f64x2 __attribute__((vector_size(16), aligned(8), may_alias));
 
-#define ADD_ROWS(type, vec, lanes)                                                                                      \
-    for (int64_t m = 0; m < rows; m++) {                                                                                \
-        type *y = (type *)(out + m * ldc);                                                                              \
-        const type *v = (const type *)bias;                                                                             \
-        int64_t n = 0;                                                                                                  \
-        for (; sbias == 1 && n + (lanes) <= cols; n += (lanes)) {                                                       \
-            *(vec *)(y + n) += *(const vec *)(v + n);                                                                   \
-        }                                                                                                               \
-        for (; n < cols; n++) {                                                                                         \
-            y[n] = (type)(y[n] + v[n * sbias]);                                                                         \
-        }                                                                                                               \
+#define ADD_ROWS(type, vec, lanes)                                                                                     \
+    for (int64_t m = 0; m < rows; m++) {                                                                               \
+        type *y = (type *)(out + m * ldc);                                                                             \
+        const type *v = (const type *)bias;                                                                            \
+        int64_t n = 0;                                                                                                 \
+        for (; sbias == 1 && n + (lanes) <= cols; n += (lanes)) {                                                      \
+            *(vec *)(y + n) += *(const vec *)(v + n);                                                                  \
+        }                                                                                                              \
+        for (; n < cols; n++) {                                                                                        \
+            y[n] = (type)(y[n] + v[n * sbias]);                                                                        \
+        }                                                                                                              \
     }
 
 void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t cols,

@@ -1,8 +1,8 @@
 // kernels/contract.h: matmul, convolution, attention and row copies as a plan sees them: create, bind tiles, pack, run.
 //
 // A contraction is made once a step from the recorded sizes (constants or hints): they choose the algorithm and the
-// tiles, never what is right: every extent is read again from the views of each run. A contraction is immutable once its
-// tiles are bound and may run on any number of threads at once.
+// tiles, never what is right: every extent is read again from the views of each run. A contraction is immutable once
+// its tiles are bound and may run on any number of threads at once.
 //
 // Numbers (docs/semantics): every element of a MATMUL or CONV2D is one fma chain over ascending k (CONV2D: ascending
 // (c, kh, kw); taps in the padding add 0 * w like all others) from 0; K beyond TJ_KBLOCK goes in blocks of that size,
@@ -34,9 +34,9 @@ void tj_contract_free(struct tj_contract *c); // NULL is fine
 size_t tj_contract_tiles(const struct tj_contract *c, struct tj_gemm_tile *tiles, size_t cap);
 void tj_contract_bind(struct tj_contract *c, size_t i, const void *code);
 
-// Prepacked weights: operand b of a MATMUL, w (operand b too) of a CONV2D. pack_bytes is 0 where the step has no use for
-// a packed form. Packing runs on the calling thread. Two packings of views with equal dims, strides and dtype hold the
-// same bytes if their layout keys are equal. dst: TJ_ALIGN-aligned.
+// Prepacked weights: operand b of a MATMUL, w (operand b too) of a CONV2D. pack_bytes is 0 where the step has no use
+// for a packed form. Packing runs on the calling thread. Two packings of views with equal dims, strides and dtype hold
+// the same bytes if their layout keys are equal. dst: TJ_ALIGN-aligned.
 size_t tj_contract_pack_bytes(const struct tj_contract *c, const struct tj_view *w);
 uint64_t tj_contract_pack_layout(const struct tj_contract *c, const struct tj_view *w);
 void tj_contract_pack(const struct tj_contract *c, const struct tj_view *w, void *dst);
@@ -49,12 +49,13 @@ struct tj_contract_args {
     struct tj_pool *pool;           // may be NULL when threads is 1
     int threads;                    // at most this many slots
     // Called for parts of the result that are finished, each element once, by several threads at once but never by two
-    // with the same slot (0 <= slot < threads). Rows are the linear index over all dims of out but the last. NULL: none.
+    // with the same slot (0 <= slot < threads). Rows are the linear index over all dims of out but the last. NULL:
+    // none.
     void (*epilogue)(void *arg, int slot, int64_t row0, int64_t row1, int64_t col0, int64_t col1);
     void *epilogue_arg;
-    bool epilogue_rows_whole;       // the epilogue needs whole rows: col0 = 0, col1 = extent
-    struct tj_data_error *err;      // INDEX_COPY: where an index out of range is reported
-    tj_ref node;                    // with this node
+    bool epilogue_rows_whole;  // the epilogue needs whole rows: col0 = 0, col1 = extent
+    struct tj_data_error *err; // INDEX_COPY: where an index out of range is reported
+    tj_ref node;               // with this node
 };
 // Bytes a run with these arguments needs (workspace is not read; packed, threads and the views' dims and strides are).
 // False: the size overflows.

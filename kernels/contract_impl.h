@@ -11,11 +11,11 @@
 struct tj_contract {
     uint8_t kind, dtype, rank; // enum tj_step_kind; operands; rank of the result
     bool has_bias, causal, gqa, has_mask;
-    bool wide;                 // the processor has AVX2: C code of that level may run
-    int width, nr;             // elements of a vector; columns of a tile
-    int size;                  // bytes of an element
+    bool wide;     // the processor has AVX2: C code of that level may run
+    int width, nr; // elements of a vector; columns of a tile
+    int size;      // bytes of an element
     int threads;
-    int64_t kchunk;            // steps of k a pass over a block of rows does: panel pieces stay in the caches
+    int64_t kchunk; // steps of k a pass over a block of rows does: panel pieces stay in the caches
     uint32_t ntiles;
     struct tj_gemm_tile tiles[TJ_CONTRACT_TILES]; // heights descending
     tj_gemm_fn fn[TJ_CONTRACT_TILES];
@@ -24,7 +24,8 @@ struct tj_contract {
     size_t l2;
 };
 
-// ---- parallel items ---------------------------------------------------------------------------------------------------
+// ---- parallel items
+// ---------------------------------------------------------------------------------------------------
 
 // Runs body(ctx, slot, item) for every item < n on at most `slots` threads; items are handed out one at a time.
 void tj_items(const struct tj_contract_args *a, int slots, int64_t n, void (*body)(void *ctx, int slot, int64_t item),
@@ -36,19 +37,20 @@ int tj_slots(const struct tj_contract_args *a, double work);
 
 // A block of C: rows of A times panels of B.
 struct tj_block {
-    const unsigned char *a;   // element (row 0, k 0); unit k stride
-    int64_t lda;              // bytes between rows
-    const unsigned char *b;   // panel's k 0; or what the offsets start from
-    const int64_t *offsets;   // NULL: packed panel
-    unsigned char *c;         // element (row 0, column 0 of the panel)
-    int64_t ldc;              // bytes between rows
+    const unsigned char *a; // element (row 0, k 0); unit k stride
+    int64_t lda;            // bytes between rows
+    const unsigned char *b; // panel's k 0; or what the offsets start from
+    const int64_t *offsets; // NULL: packed panel
+    unsigned char *c;       // element (row 0, column 0 of the panel)
+    int64_t ldc;            // bytes between rows
     int64_t rows, k;
-    int cols0, cols1;         // columns of the panel that are stored; 0, nr: all
-    int64_t mode;             // enum tj_tile_mode
+    int cols0, cols1; // columns of the panel that are stored; 0, nr: all
+    int64_t mode;     // enum tj_tile_mode
 };
 // All rows of one panel. Rows and columns that hang over go through a buffer.
 void tj_block_run(const struct tj_contract *c, const struct tj_block *b);
-int tj_tile_height(const struct tj_contract *c, int64_t left, uint32_t *tile); // of the next tile when `left` rows are left
+int tj_tile_height(const struct tj_contract *c, int64_t left,
+                   uint32_t *tile); // of the next tile when `left` rows are left
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
@@ -56,7 +58,8 @@ int tj_tile_height(const struct tj_contract *c, int64_t left, uint32_t *tile); /
 void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
                     int size, int64_t p0, int64_t p1);
 // rows x k elements with any strides to rows of k, row-major.
-void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk, int size);
+void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
+                  int size);
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
@@ -91,12 +94,15 @@ void tj_copy_rows(const struct tj_view *dst, const struct tj_view *src, int size
 
 // e^x of differences to a row's maximum and attention's rows; compiled for the level at hand.
 struct tj_softmax_row {
-    float *x;                // scores in, exp(x - max) out
+    float *x; // scores in, exp(x - max) out
     int64_t n;
     float scale;
     const unsigned char *mask; // NULL, bool or float; added, or hiding where false
-    int64_t smask;           // elements
+    int64_t smask;             // elements
     uint8_t mask_dtype;
 };
 float tj_softmax_f32(const struct tj_softmax_row *r, bool wide); // sum; 0: everything is hidden
+// x[j] = q . k_j for j < n, rows of k ldk elements apart; y = sum of p[j] * v_j. Dense vectors of e, ev elements.
+void tj_dots_f32(float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e, bool wide);
+void tj_mix_f32(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev, bool wide);
 #endif

@@ -6,8 +6,8 @@
 //     padded row y = oy*sh + kh*dh  ->  plane (c, phase y % sh, phase x % sw), row oy + kh*dh / sh, column likewise
 //
 // Pixels count over rows of that buffer (width wq >= ow), so pixel n of tap k is at plane + offsets[k] + n for all n at
-// once; the few lanes between ow and wq are computed and dropped. Weights are read as they are: row o is the tile's A row
-// in (c, kh, kw) order. With stride 1 and no padding the image itself serves as the buffer.
+// once; the few lanes between ow and wq are computed and dropped. Weights are read as they are: row o is the tile's A
+// row in (c, kh, kw) order. With stride 1 and no padding the image itself serves as the buffer.
 #include "contract_impl.h"
 
 struct conv {
@@ -16,18 +16,19 @@ struct conv {
     int64_t images, groups, ci, co; // channels of a group, in and out
     int64_t h, w, kh, kw, oh, ow;
     int64_t sh, sw, ph, pw, dh, dw;
-    int64_t k;                 // ci * kh * kw
-    int64_t hq, wq;            // extents of a phase plane
-    int64_t plane;             // elements of one channel's planes, all phases
-    int64_t lanes;             // pixels computed: (oh - 1) * wq + ow
-    bool direct;               // the image is its own buffer
+    int64_t k;      // ci * kh * kw
+    int64_t hq, wq; // extents of a phase plane
+    int64_t plane;  // elements of one channel's planes, all phases
+    int64_t lanes;  // pixels computed: (oh - 1) * wq + ow
+    bool direct;    // the image is its own buffer
     bool copy_w;
+    bool by_rows; // a tile stays within a row of pixels, since rows are whole tiles or nearly
     int slots;
-    int64_t o_block, y_block;  // an item: output channels times output rows
+    int64_t o_block, y_block; // an item: output channels times output rows
     int64_t o_blocks, y_blocks;
-    size_t at_w, at_x, at_k;   // weights, buffers, offsets in the workspace
+    size_t at_w, at_x, at_k; // weights, buffers, offsets in the workspace
     const unsigned char *weights;
-    int64_t ldw;               // bytes between weight rows
+    int64_t ldw; // bytes between weight rows
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -52,10 +53,24 @@ static int64_t row_block(const struct conv *p, int64_t rows) {
 static bool plan(struct conv *p, const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes) {
     const struct tj_attr_conv *t = &c->conv;
     const struct tj_view *x = &a->a, *w = &a->b;
-    *p = (struct conv){.c = c, .a = a, .images = a->out.dims[0], .groups = t->groups, .ci = w->dims[1],
-                       .co = w->dims[0] / t->groups, .h = x->dims[2], .w = x->dims[3], .kh = w->dims[2], .kw = w->dims[3],
-                       .oh = a->out.dims[2], .ow = a->out.dims[3], .sh = t->stride[0], .sw = t->stride[1],
-                       .ph = t->padding[0], .pw = t->padding[1], .dh = t->dilation[0], .dw = t->dilation[1]};
+    *p = (struct conv){.c = c,
+                       .a = a,
+                       .images = a->out.dims[0],
+                       .groups = t->groups,
+                       .ci = w->dims[1],
+                       .co = w->dims[0] / t->groups,
+                       .h = x->dims[2],
+                       .w = x->dims[3],
+                       .kh = w->dims[2],
+                       .kw = w->dims[3],
+                       .oh = a->out.dims[2],
+                       .ow = a->out.dims[3],
+                       .sh = t->stride[0],
+                       .sw = t->stride[1],
+                       .ph = t->padding[0],
+                       .pw = t->padding[1],
+                       .dh = t->dilation[0],
+                       .dw = t->dilation[1]};
     bool ok = tj_size_mul(p->ci * p->kh, p->kw, &p->k);
     p->direct = p->sh == 1 && p->sw == 1 && p->ph == 0 && p->pw == 0 && (x->strides[3] == 1 || p->w == 1) &&
                 (x->strides[2] == p->w || p->h == 1);
@@ -64,7 +79,8 @@ static bool plan(struct conv *p, const struct tj_contract *c, const struct tj_co
         p->wq = p->w;
     } else {
         int64_t reach_h, reach_w;
-        ok = ok && tj_size_mul(p->kh > 0 ? p->kh - 1 : 0, p->dh, &reach_h) && tj_size_mul(p->kw > 0 ? p->kw - 1 : 0, p->dw, &reach_w);
+        ok = ok && tj_size_mul(p->kh > 0 ? p->kh - 1 : 0, p->dh, &reach_h) &&
+             tj_size_mul(p->kw > 0 ? p->kw - 1 : 0, p->dw, &reach_w);
         if (!ok) {
             return false;
         }
@@ -77,6 +93,7 @@ static bool plan(struct conv *p, const struct tj_contract *c, const struct tj_co
     if (!ok) {
         return false;
     }
+    p->by_rows = ceil_div(p->ow, c->nr) * c->nr <= p->wq;
     double work = (double)p->images * (double)p->groups * (double)p->co * (double)p->lanes * (double)p->k;
     p->slots = tj_slots(a, work);
     // Items: all rows and channels of an image's group unless that is too little to share, or too much for the cache.
@@ -131,10 +148,10 @@ bool tj_conv2d_workspace(const struct tj_contract *c, const struct tj_contract_a
 // ---- input ----------------------------------------------------------------------------------------------------------
 
 // Columns of one phase: dst[q] = padded row's element q*sw + px, q < wq.
-#define PHASE_ROW(type)                                                                                                 \
-    for (int64_t q = 0; q < p->wq; q++) {                                                                               \
-        int64_t x = q * p->sw + px - p->pw;                                                                             \
-        ((type *)dst)[q] = x >= 0 && x < p->w ? ((const type *)src)[x * sx] : 0;                                        \
+#define PHASE_ROW(type)                                                                                                \
+    for (int64_t q = 0; q < p->wq; q++) {                                                                              \
+        int64_t x = q * p->sw + px - p->pw;                                                                            \
+        ((type *)dst)[q] = x >= 0 && x < p->w ? ((const type *)src)[x * sx] : 0;                                       \
     }
 
 static void phase_row(const struct conv *p, unsigned char *dst, const unsigned char *src, int64_t sx, int64_t px) {
@@ -209,9 +226,17 @@ static void store_lanes(const struct conv *p, unsigned char *out, int64_t ldo, c
     const int size = p->c->size;
     for (int64_t y = n0 / p->wq; y * p->wq < n1; y++) {
         int64_t from = y * p->wq > n0 ? y * p->wq : n0, to = y * p->wq + p->ow < n1 ? y * p->wq + p->ow : n1;
-        for (int64_t m = 0; m < rows && from < to; m++) {
-            memcpy(out + m * ldo + (y * p->ow + from - y * p->wq) * size, buffer + m * ld + (from - at) * size,
-                   (size_t)((to - from) * size));
+        int64_t bytes = (to - from) * size;
+        unsigned char *d = out + (y * p->ow + from - y * p->wq) * size;
+        const unsigned char *s = buffer + (from - at) * size;
+        for (int64_t m = 0; m < rows && bytes > 0; m++, d += ldo, s += ld) {
+            int64_t i = 0; // a few vectors each: a call of memcpy would take longer
+            for (; i + 16 <= bytes; i += 16) {
+                memcpy(d + i, s + i, 16);
+            }
+            for (; i < bytes; i += 4) {
+                memcpy(d + i, s + i, 4);
+            }
         }
     }
 }
@@ -227,25 +252,30 @@ static void conv_item(void *ctx, int slot, int64_t item) {
     int64_t o0 = ob * p->o_block, o1 = o0 + p->o_block < p->co ? o0 + p->o_block : p->co;
     int64_t y0 = yb * p->y_block, y1 = y0 + p->y_block < p->oh ? y0 + p->y_block : p->oh;
     int64_t n0 = y0 * p->wq, n1 = (y1 - 1) * p->wq + p->ow;
-    const unsigned char *x = p->direct
-                                 ? a->a.p + (image * a->a.strides[0] + group * p->ci * a->a.strides[1]) * size
-                                 : a->workspace + p->at_x + (image * p->groups + group) * p->ci * p->plane * size;
+    const unsigned char *x = p->direct ? a->a.p + (image * a->a.strides[0] + group * p->ci * a->a.strides[1]) * size
+                                       : a->workspace + p->at_x + (image * p->groups + group) * p->ci * p->plane * size;
     const int64_t *offsets = (const int64_t *)(const void *)(a->workspace + p->at_k);
     int64_t o_all = group * p->co; // channels of the groups before
     unsigned char *out = a->out.p + (image * a->out.strides[0] + o_all * a->out.strides[1]) * size;
     const int64_t ldo = a->out.strides[1] * size;
 
-    for (int64_t n = n0; n < n1; n += nr) {
+    for (int64_t n = n0, next; n < n1; n = next) {
         // The last tile of an image that is read in place ends where the image ends.
         int64_t at = p->direct && n + nr > p->lanes ? p->lanes - nr : n;
-        int64_t end = n + nr < n1 ? n + nr : n1;
-        bool straight = p->wq == p->ow && at == n && end == n + nr;
+        int64_t row = n / p->wq, end = p->by_rows ? row * p->wq + p->ow : n1;
+        next = n + nr;
+        if (next >= end) {
+            next = p->by_rows ? (row + 1) * p->wq : n1;
+        } else {
+            end = next;
+        }
+        bool straight = (p->wq == p->ow || p->by_rows) && at == n && end == n + nr;
         for (int64_t o = o0; o < o1;) {
             uint32_t tile;
             int h = tj_tile_height(c, o1 - o, &tile), have = o1 - o < h ? (int)(o1 - o) : h;
             struct tj_gemm_args g;
             bool whole = straight && have == h;
-            g.c = whole ? out + o * ldo + n * size : buffer;
+            g.c = whole ? out + o * ldo + (n - row * (p->wq - p->ow)) * size : buffer;
             g.ldc = whole ? ldo : nr * size;
             g.b = x + at * size;
             int64_t k0 = 0;

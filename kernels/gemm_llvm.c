@@ -1,4 +1,5 @@
-// kernels/gemm_llvm.c: emits matmul micro-kernels: explicit vectors, accumulators in registers, one straight loop over k.
+// kernels/gemm_llvm.c: emits matmul micro-kernels: explicit vectors, accumulators in registers, one straight loop over
+// k.
 #include "gemm_llvm.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@ struct emit {
     LLVMTypeRef i64, i8, ptr, elem, vec;
     LLVMValueRef fn, args;
     int mr, nv, width, size; // size: bytes of an element
-    bool refetch; // the last vector of B is read again by each row
+    bool refetch;            // the last vector of B is read again by each row
     bool fma, offsets, packed;
 };
 
@@ -106,15 +107,16 @@ static LLVMValueRef a_load(struct emit *e, const struct operands *o, const struc
 
 // One k: acc(m, n) = fma(A(m, k), B(k, n), acc(m, n)).
 //
-// Where the accumulators leave too few registers for B, the last vector of B is not kept: each row reads it again as the
-// memory operand of its fma, through a pointer of its own so that the loads are not merged. That is also fewer
+// Where the accumulators leave too few registers for B, the last vector of B is not kept: each row reads it again as
+// the memory operand of its fma, through a pointer of its own so that the loads are not merged. That is also fewer
 // instructions, which counts where another thread shares the core.
 static void emit_step(struct emit *e, const struct operands *o, struct state *s, int u) {
     const int vec = e->width * e->size;
     LLVMValueRef ku = u ? LLVMBuildAdd(e->b, s->k, num(e, u), "") : s->k;
     LLVMValueRef brow[TJ_TILE_ROWS], bv[TILE_MAX];
     for (int m = 0; m < (e->refetch ? e->mr : 1); m++) {
-        brow[m] = e->offsets ? at(e, o->b[m], LLVMBuildLoad2(e->b, e->i64, LLVMBuildGEP2(e->b, e->i64, o->offsets, &ku, 1, ""), ""))
+        brow[m] = e->offsets ? at(e, o->b[m],
+                                  LLVMBuildLoad2(e->b, e->i64, LLVMBuildGEP2(e->b, e->i64, o->offsets, &ku, 1, ""), ""))
                              : at(e, at(e, o->b[m], s->kb), num(e, (int64_t)u * e->nv * vec));
     }
     const int kept = e->refetch ? e->nv - 1 : e->nv;
@@ -283,8 +285,8 @@ LLVMValueRef tj_emit_gemm(LLVMModuleRef module, const struct tj_gemm_tile *tile,
     e.packed = tile->a_packed;
     // Sixteen registers, and what is left of them holds one A. AVX-512 has 32.
     e.refetch = level == TJ_CPU_AVX2 && !e.offsets && e.mr >= e.nv && e.mr * e.nv + e.nv == 15;
-    e.fn = LLVMAddFunction(module, symbol,
-                           LLVMFunctionType(LLVMVoidTypeInContext(e.ctx), (LLVMTypeRef[]){e.ptr}, 1, 0));
+    e.fn =
+        LLVMAddFunction(module, symbol, LLVMFunctionType(LLVMVoidTypeInContext(e.ctx), (LLVMTypeRef[]){e.ptr}, 1, 0));
     e.args = LLVMGetParam(e.fn, 0);
     e.b = LLVMCreateBuilderInContext(e.ctx);
     emit_body(&e);

@@ -10,17 +10,18 @@
 struct matmul {
     const struct tj_contract *c;
     const struct tj_contract_args *a;
-    int batch_dims;            // of a, b, out that are left after merging; one batch is m x n
+    int batch_dims; // of a, b, out that are left after merging; one batch is m x n
     int64_t m, n, k, batches;
     int64_t sam, sak, sbk, sbn, som; // strides in elements
-    struct tj_view bb;         // b with batch dims that broadcast made 1: its distinct matrices
-    int64_t bcount, panels;    // distinct matrices of b; panels of one
-    bool copy_a;               // rows of A don't have unit stride
+    struct tj_view bb;               // b with batch dims that broadcast made 1: its distinct matrices
+    int64_t bcount, panels;          // distinct matrices of b; panels of one
+    bool copy_a;                     // rows of A don't have unit stride
+    bool fuse;                       // each panel of b is needed by one item only, which packs it as it goes
     int slots;
-    int64_t block, sub;        // rows of an item and of a sub-block
-    int64_t per;               // panels of an item
+    int64_t block, sub; // rows of an item and of a sub-block
+    int64_t per;        // panels of an item
     int64_t row_blocks, col_blocks;
-    size_t at_b, at_a;         // in the workspace
+    size_t at_b, at_a; // in the workspace
     const unsigned char *packed;
 };
 
@@ -103,13 +104,15 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
             p->col_blocks = ceil_div(p->panels, p->per);
         }
     }
+    p->fuse = !a->packed && p->row_blocks == 1 && p->bcount == p->batches;
     int64_t panel_elems, all;
-    if (!a->packed && (!tj_size_mul(p->panels * c->nr, p->k, &panel_elems) ||
-                       !tj_size_mul(panel_elems, p->bcount, &all) || !tj_space(bytes, all, c->size, &p->at_b))) {
+    if (!a->packed &&
+        (!tj_size_mul(p->fuse ? c->nr : p->panels * c->nr, p->k, &panel_elems) ||
+         !tj_size_mul(panel_elems, p->fuse ? p->slots : p->bcount, &all) || !tj_space(bytes, all, c->size, &p->at_b))) {
         return false;
     }
-    if (p->copy_a &&
-        (!tj_size_mul(p->slots, p->block, &all) || !tj_size_mul(all, p->k, &all) || !tj_space(bytes, all, c->size, &p->at_a))) {
+    if (p->copy_a && (!tj_size_mul(p->slots, p->block, &all) || !tj_size_mul(all, p->k, &all) ||
+                      !tj_space(bytes, all, c->size, &p->at_a))) {
         return false;
     }
     return true;
@@ -127,8 +130,8 @@ size_t tj_matmul_pack_bytes(const struct tj_contract *c, const struct tj_view *w
     struct tj_view v = distinct(w);
     int64_t k = v.dims[v.rank - 2], panels = ceil_div(v.dims[v.rank - 1], c->nr), n, elems;
     size_t bytes = 0, at;
-    bool ok = tj_numel(v.dims, v.rank - 2u, &n) && tj_size_mul(panels * c->nr, k, &elems) && tj_size_mul(elems, n, &elems) &&
-              tj_space(&bytes, elems, c->size, &at);
+    bool ok = tj_numel(v.dims, v.rank - 2u, &n) && tj_size_mul(panels * c->nr, k, &elems) &&
+              tj_size_mul(elems, n, &elems) && tj_space(&bytes, elems, c->size, &at);
     return ok ? bytes : 0;
 }
 
@@ -137,8 +140,8 @@ void tj_matmul_pack(const struct tj_contract *c, const struct tj_view *w, void *
     const int r = v.rank;
     int64_t k = v.dims[r - 2], n = v.dims[r - 1], panels = ceil_div(n, c->nr), count = tj_view_count(&v, r - 2);
     for (int64_t i = 0; i < count; i++) {
-        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->size, v.p + tj_view_at(&v, r - 2, i, c->size), k,
-                       n, v.strides[r - 2], v.strides[r - 1], c->nr, c->size, 0, panels);
+        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->size, v.p + tj_view_at(&v, r - 2, i, c->size),
+                       k, n, v.strides[r - 2], v.strides[r - 1], c->nr, c->size, 0, panels);
     }
 }
 
@@ -170,6 +173,25 @@ static int64_t b_index(const struct matmul *p, int64_t i) {
     return index;
 }
 
+// One chunk of k, from k0, of one panel: rows of A at am, the panel's row k0 at b, C's first column at c.
+static void chunk(const struct matmul *p, struct tj_block *t, const unsigned char *am, const unsigned char *b,
+                  unsigned char *c, int64_t q, int64_t k0, int64_t k1) {
+    const int nr = p->c->nr;
+    t->a = am + k0 * p->c->size;
+    t->b = b;
+    t->c = c;
+    t->k = k1 - k0;
+    t->mode = k0 == 0 ? TJ_TILE_SET : k0 < TJ_KBLOCK ? TJ_TILE_CHAIN : TJ_TILE_ADD;
+    t->cols1 = p->n - q * nr < nr ? (int)(p->n - q * nr) : nr;
+    tj_block_run(p->c, t);
+}
+
+// Where the chunk that starts at k0 ends. A later K block is one chain from 0 before it is added: it can't be cut.
+static int64_t chunk_end(const struct matmul *p, int64_t k0) {
+    int64_t k1 = k0 + (k0 < TJ_KBLOCK ? p->c->kchunk : TJ_KBLOCK);
+    return k1 < p->k ? k1 : p->k;
+}
+
 static void matmul_item(void *ctx, int slot, int64_t item) {
     const struct matmul *p = ctx;
     const struct tj_contract *c = p->c;
@@ -181,8 +203,7 @@ static void matmul_item(void *ctx, int slot, int64_t item) {
     int64_t p0 = col * p->per, p1 = p0 + p->per < p->panels ? p0 + p->per : p->panels;
     int64_t n0 = p0 * nr, n1 = p1 * nr < p->n ? p1 * nr : p->n;
 
-    const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * size;
-    unsigned char *out = a->out.p + tj_view_at(&a->out, p->batch_dims, batch, size);
+    unsigned char *out = a->out.p + (tj_view_at(&a->out, p->batch_dims, batch, size) + m0 * p->som * size);
     const unsigned char *am = a->a.p + tj_view_at(&a->a, p->batch_dims, batch, size) + m0 * p->sam * size;
     struct tj_block t = {.lda = p->sam * size, .ldc = p->som * size, .rows = m1 - m0};
     if (p->copy_a) {
@@ -191,24 +212,31 @@ static void matmul_item(void *ctx, int slot, int64_t item) {
         am = copy;
         t.lda = p->k * size;
     }
-    int64_t k0 = 0;
-    do { // once for k = 0: zeros
-        // A later K block is one chain from 0 before it is added: it can't be cut.
-        int64_t step = k0 < TJ_KBLOCK ? c->kchunk : TJ_KBLOCK, k1 = k0 + step < p->k ? k0 + step : p->k;
-        t.a = am + k0 * size;
-        t.k = k1 - k0;
-        t.mode = k0 == 0 ? TJ_TILE_SET : k0 < TJ_KBLOCK ? TJ_TILE_CHAIN : TJ_TILE_ADD;
+    int64_t k0 = 0, k1;
+    if (p->fuse) {
+        unsigned char *panel = a->workspace + p->at_b + (int64_t)slot * p->k * nr * size;
+        const unsigned char *b = p->bb.p + tj_view_at(&p->bb, p->batch_dims, b_index(p, batch), size);
         for (int64_t q = p0; q < p1; q++) {
-            t.b = b + (q * p->k + k0) * nr * size;
-            t.c = out + (m0 * p->som + q * nr) * size;
-            t.cols1 = p->n - q * nr < nr ? (int)(p->n - q * nr) : nr;
-            tj_block_run(c, &t);
+            tj_pack_panels(panel, b + q * nr * p->sbn * size, p->k, p->n - q * nr, p->sbk, p->sbn, nr, size, 0, 1);
+            k0 = 0;
+            do { // once for k = 0: zeros
+                k1 = chunk_end(p, k0);
+                chunk(p, &t, am, panel + k0 * nr * size, out + q * nr * size, q, k0, k1);
+                k0 = k1;
+            } while (k0 < p->k);
         }
-        k0 = k1;
-    } while (k0 < p->k);
+    } else {
+        const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * size;
+        do {
+            k1 = chunk_end(p, k0);
+            for (int64_t q = p0; q < p1; q++) {
+                chunk(p, &t, am, b + (q * p->k + k0) * nr * size, out + q * nr * size, q, k0, k1);
+            }
+            k0 = k1;
+        } while (k0 < p->k);
+    }
     if (c->has_bias) {
-        tj_add_bias(c, out + (m0 * p->som + n0) * size, t.ldc, t.rows, n1 - n0, a->c.p + n0 * a->c.strides[0] * size,
-                    a->c.strides[0]);
+        tj_add_bias(c, out + n0 * size, t.ldc, t.rows, n1 - n0, a->c.p + n0 * a->c.strides[0] * size, a->c.strides[0]);
     }
     if (a->epilogue && (p->col_blocks == 1 || !a->epilogue_rows_whole)) {
         a->epilogue(a->epilogue_arg, slot, batch * p->m + m0, batch * p->m + m1, n0, n1);
@@ -227,7 +255,7 @@ void tj_matmul_run(const struct tj_contract *c, const struct tj_contract_args *a
     size_t bytes = 0;
     (void)plan(&p, c, a, &bytes); // it fitted when the workspace was sized
     p.packed = a->packed;
-    if (!p.packed) {
+    if (!p.packed && !p.fuse) {
         p.packed = a->workspace + p.at_b;
         double work = (double)p.bcount * (double)p.panels * c->nr * (double)p.k * 8;
         tj_items(a, tj_slots(a, work), p.bcount * ceil_div(p.panels, PACK_PANELS), pack_item, &p);

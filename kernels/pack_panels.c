@@ -16,11 +16,11 @@ static inline void transpose4(float *dst, int64_t ld, const float *src, int64_t 
 }
 
 // dst[i*ld + j] = src[i*si + j*sj], i < n, j < m.
-#define MOVE(type)                                                                                                      \
-    for (int64_t i = 0; i < n; i++) {                                                                                   \
-        for (int64_t j = 0; j < m; j++) {                                                                               \
-            ((type *)dst)[i * ld + j] = ((const type *)src)[i * si + j * sj];                                           \
-        }                                                                                                               \
+#define MOVE(type)                                                                                                     \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+        for (int64_t j = 0; j < m; j++) {                                                                              \
+            ((type *)dst)[i * ld + j] = ((const type *)src)[i * si + j * sj];                                          \
+        }                                                                                                              \
     }
 
 static void move_elements(unsigned char *dst, int64_t ld, const unsigned char *src, int64_t si, int64_t sj, int64_t n,
@@ -67,7 +67,8 @@ void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64
     }
 }
 
-void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk, int size) {
+void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
+                  int size) {
     for (int64_t k0 = 0; k0 < k; k0 += 256) { // in pieces that stay in the first cache on both sides
         int64_t n = k - k0 < 256 ? k - k0 : 256;
         move_block(dst + k0 * size, k, a + k0 * sk * size, sm, sk, rows, n, size);

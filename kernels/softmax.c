@@ -1,7 +1,8 @@
-// kernels/softmax.c: one row of attention scores: scale, mask, exp of the difference to the maximum, sum.
+// kernels/softmax.c: rows of attention in vectors: softmax of scores; scores and mixed values of single queries.
 //
-// The sum runs over 32 partials (element i to partial i mod 32) that join by halving, whatever the processor: the same
-// bits at every feature level. Only the vector instructions differ, so the code is compiled once more for AVX2.
+// The softmax's sum runs over 32 partials (element i to partial i mod 32) that join by halving, whatever the processor:
+// the same bits at every feature level. Only the vector instructions differ, so the code is compiled once more for
+// AVX2.
 #include "contract_impl.h"
 
 #include <math.h>
@@ -110,17 +111,104 @@ ALWAYS float row_f32(const struct tj_softmax_row *r) {
     return p[0];
 }
 
+// x[j] = sum over i of q[i] * k_j[i], rows of k ldk elements apart: 32 partials, joined as above.
+ALWAYS void dots(float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e) {
+    for (int64_t j = 0; j < n; j++, k += ldk) {
+        vf sum[VECS] = {SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f)};
+        int64_t i = 0;
+        for (; i + LANES * VECS <= e; i += LANES * VECS) {
+            for (int v = 0; v < VECS; v++) {
+                sum[v] += *(const vf *)(q + i + v * LANES) * *(const vf *)(k + i + v * LANES);
+            }
+        }
+        for (; i + LANES <= e; i += LANES) {
+            sum[0] += *(const vf *)(q + i) * *(const vf *)(k + i);
+        }
+        vf s = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+        float p[LANES];
+        memcpy(p, &s, sizeof p);
+        for (int half = LANES / 2; half; half /= 2) {
+            for (int l = 0; l < half; l++) {
+                p[l] += p[l + half];
+            }
+        }
+        for (; i < e; i++) {
+            p[0] += q[i] * k[i];
+        }
+        x[j] = p[0];
+    }
+}
+
+// y[c] = sum over ascending j of p[j] * v_j[c].
+ALWAYS void mix(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev) {
+    enum { WIDE = 8 };
+    int64_t c = 0;
+    for (; c + LANES * WIDE <= ev; c += LANES * WIDE) {
+        vf sum[WIDE];
+        for (int w = 0; w < WIDE; w++) {
+            sum[w] = SPLAT(0.0f);
+        }
+        for (int64_t j = 0; j < n; j++) {
+            vf pj = SPLAT(p[j]);
+            for (int w = 0; w < WIDE; w++) {
+                sum[w] += pj * *(const vf *)(v + j * ldv + c + w * LANES);
+            }
+        }
+        for (int w = 0; w < WIDE; w++) {
+            *(vf *)(y + c + w * LANES) = sum[w];
+        }
+    }
+    for (; c + LANES <= ev; c += LANES) {
+        vf sum = SPLAT(0.0f);
+        for (int64_t j = 0; j < n; j++) {
+            sum += SPLAT(p[j]) * *(const vf *)(v + j * ldv + c);
+        }
+        *(vf *)(y + c) = sum;
+    }
+    for (; c < ev; c++) {
+        float sum = 0;
+        for (int64_t j = 0; j < n; j++) {
+            sum += p[j] * v[j * ldv + c];
+        }
+        y[c] = sum;
+    }
+}
+
+#define DOTS_ARGS float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e
+#define MIX_ARGS float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev
+
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static float row_avx2(const struct tj_softmax_row *r) { return row_f32(r); }
+#define AVX2 __attribute__((target("avx2")))
+AVX2 static float row_avx2(const struct tj_softmax_row *r) { return row_f32(r); }
+AVX2 static void dots_avx2(DOTS_ARGS) { dots(x, q, k, ldk, n, e); }
+AVX2 static void mix_avx2(MIX_ARGS) { mix(y, p, v, ldv, n, ev); }
+#define HAS_WIDE 1
+#else
+#define row_avx2 row_f32
+#define dots_avx2 dots
+#define mix_avx2 mix
+#define HAS_WIDE 0
 #endif
-static float row_base(const struct tj_softmax_row *r) { return row_f32(r); }
 
 float tj_softmax_f32(const struct tj_softmax_row *r, bool wide) {
-#if defined(__x86_64__)
-    if (wide) {
+    if (HAS_WIDE && wide) {
         return row_avx2(r);
     }
-#endif
-    (void)wide;
-    return row_base(r);
+    return row_f32(r);
+}
+
+void tj_dots_f32(DOTS_ARGS, bool wide) {
+    if (HAS_WIDE && wide) {
+        dots_avx2(x, q, k, ldk, n, e);
+    } else {
+        dots(x, q, k, ldk, n, e);
+    }
+}
+
+void tj_mix_f32(MIX_ARGS, bool wide) {
+    if (HAS_WIDE && wide) {
+        mix_avx2(y, p, v, ldv, n, ev);
+    } else {
+        mix(y, p, v, ldv, n, ev);
+    }
 }
