@@ -265,8 +265,8 @@ tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on) {
     bool found;
     key.in[0] = on; // views have at most two operands
     memcpy(in, key.in, sizeof in);
-    key.attr = 0;
     memcpy(attr, t->attrs + key.attr, key.nattr * sizeof *attr);
+    key.attr = 0;
     tj_ref m = intern(run, &key, in, attr, true, t->locs[n], &found);
     if (m != TJ_NIL && !found) {
         run->values[m].packed = run->values[n].packed;

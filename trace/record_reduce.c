@@ -193,7 +193,7 @@ trace_tensor *trace_layer_norm_at(trace_tensor *x, const int64_t *shape, size_t 
     tj_ref in[4] = {a, TJ_NIL, TJ_NIL, TJ_NIL};
     in[1] = param(&q, weight, "weight", tail, n, d, 1);
     in[2] = in[1] == TJ_NIL ? TJ_NIL : param(&q, bias, "bias", tail, n, d, 0);
-    in[3] = in[2] == TJ_NIL ? TJ_NIL : tj_rec_scalar_f(&q, d, eps);
+    in[3] = in[2] == TJ_NIL ? TJ_NIL : tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute, eps);
     struct tj_attr_norm attr = {(int64_t)n};
     return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_LAYER_NORM, d, dims, rank, in, 4, &attr, sizeof attr, TJ_PART));
 }
@@ -229,7 +229,7 @@ trace_tensor *trace_rms_norm_at(trace_tensor *x, trace_tensor *weight, double ep
     }
     tj_dtype d = tj_rec_dtype(&q, a);
     tj_ref in[3] = {a, param(&q, weight, "weight", dims + rank - n, n, d, 1), TJ_NIL};
-    in[2] = in[1] == TJ_NIL ? TJ_NIL : tj_rec_scalar_f(&q, d, eps);
+    in[2] = in[1] == TJ_NIL ? TJ_NIL : tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute, eps);
     struct tj_attr_norm attr = {(int64_t)n};
     return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_RMS_NORM, d, dims, rank, in, 3, &attr, sizeof attr, TJ_PART));
 }
@@ -272,7 +272,7 @@ trace_tensor *trace_batch_norm_at(trace_tensor *x, trace_tensor *weight, trace_t
             STOP;
         }
     }
-    in[5] = tj_rec_scalar_f(&q, d, eps);
+    in[5] = tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute, eps);
     return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_BATCH_NORM, d, dims, rank, in, 6, NULL, 0, TJ_PART));
 }
 trace_tensor *trace_batch_norm(trace_tensor *x, trace_tensor *weight, trace_tensor *bias, trace_tensor *running_mean,
