@@ -4,6 +4,9 @@
 
 #include <math.h>
 
+typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef double f64x2 __attribute__((vector_size(16), aligned(8), may_alias));
+
 // ---- integer tiles --------------------------------------------------------------------------------------------------
 
 // Integers multiply and add modulo their size; matmuls of them are rare enough for plain C.
@@ -27,7 +30,7 @@ enum { INT_MR = 4, INT_NR = 8 };
         for (int m = 0; m < INT_MR; m++) {                                                                             \
             type *c = (type *)((unsigned char *)g->c + m * g->ldc);                                                    \
             for (int n = 0; n < INT_NR; n++) {                                                                         \
-                c[n] = (type)(g->mode == TJ_TILE_ADD ? c[n] + acc[m][n] : acc[m][n]);                                  \
+                c[n] = acc[m][n];                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -43,6 +46,17 @@ static void add_tile(struct tj_contract *c, int mr, int nv, int flags) {
     c->nr = nv * c->width;
 }
 
+// Tiles of `high` and of 4 rows, or one of the two where it covers m alone.
+static void add_tiles(struct tj_contract *c, int64_t m, int high, int nv, int flags) {
+    bool low = m <= 16 && m % 4 == 0 && m % high != 0;
+    if (m > 4 && !low) {
+        add_tile(c, high, nv, flags);
+    }
+    if (low || m <= 4 || m % high != 0) {
+        add_tile(c, 4, nv, flags);
+    }
+}
+
 // m rows, n columns as far as the hints know. Each unit costs milliseconds to compile, so two heights at most; together
 // they cover any m with little waste. The registers decide the shapes: accumulators, one row of B, one A.
 static void choose_tiles(struct tj_contract *c, enum tj_cpu_level level, int64_t m, int64_t n, int flags) {
@@ -50,21 +64,10 @@ static void choose_tiles(struct tj_contract *c, enum tj_cpu_level level, int64_t
     if (level == TJ_CPU_AVX512) {
         if (m <= 2 && vectors >= 4) {
             add_tile(c, m <= 1 ? 1 : 2, 8, flags);
-        } else if (vectors == 1) {
-            if (m > 4) {
-                add_tile(c, 14, 1, flags);
-            }
-            add_tile(c, 4, 1, flags);
-        } else if (vectors == 2 || m == 8) {
-            if (m > 8) {
-                add_tile(c, 12, 2, flags);
-            }
-            add_tile(c, m <= 4 ? 4 : 8, 2, flags);
+        } else if (vectors <= 2 || m == 8) {
+            add_tiles(c, m, 8, vectors == 1 ? 1 : 2, flags);
         } else {
-            if (m > 4) {
-                add_tile(c, 6, 4, flags);
-            }
-            add_tile(c, 4, 4, flags);
+            add_tiles(c, m, 6, 4, flags);
         }
     } else if (level == TJ_CPU_AVX2) {
         if (m <= 1 && vectors >= 4) {
@@ -72,17 +75,11 @@ static void choose_tiles(struct tj_contract *c, enum tj_cpu_level level, int64_t
         } else if (m == 2 && vectors >= 3) {
             add_tile(c, 2, 6, flags);
         } else if (vectors == 1) {
-            if (m > 4) {
-                add_tile(c, 12, 1, flags);
-            }
-            add_tile(c, 4, 1, flags);
+            add_tiles(c, m, 8, 1, flags);
         } else if ((m == 4 || m == 8 || m == 3) && vectors >= 3 && !(flags & TJ_TILE_OFFSETS)) {
             add_tile(c, 4, 3, flags);
         } else {
-            if (m > 4) {
-                add_tile(c, 6, 2, flags);
-            }
-            add_tile(c, 4, 2, flags);
+            add_tiles(c, m, 6, 2, flags);
         }
     } else {
         // A multiply needs a register for its result.
@@ -357,6 +354,37 @@ int tj_tile_height(const struct tj_contract *c, int64_t left, uint32_t *tile) {
     return tall ? h0 : h1;
 }
 
+// c += the rows of a buffer.
+#define ADD_TILE(type, vec, lanes)                                                                                     \
+    for (int m = 0; m < rows; m++) {                                                                                   \
+        type *to = (type *)((unsigned char *)g->c + m * g->ldc);                                                       \
+        const type *from = (const type *)(const void *)buffer + m * nr;                                                \
+        for (int n = 0; n < nr; n += (lanes)) {                                                                        \
+            *(vec *)(to + n) += *(const vec *)(from + n);                                                              \
+        }                                                                                                              \
+    }
+
+void tj_tile_run(const struct tj_contract *c, uint32_t tile, struct tj_gemm_args *g) {
+    if (g->mode != TJ_TILE_ADD) {
+        c->fn[tile](g);
+        return;
+    }
+    _Alignas(64) unsigned char buffer[64 * 64];
+    const int rows = c->tiles[tile].mr, nr = c->nr;
+    struct tj_gemm_args own = *g;
+    own.c = buffer;
+    own.ldc = nr * c->size;
+    own.mode = TJ_TILE_SET;
+    c->fn[tile](&own);
+    switch (c->dtype) {
+    case TRACE_F32: ADD_TILE(float, f32x4, 4) break;
+    case TRACE_F64: ADD_TILE(double, f64x2, 2) break;
+    case TRACE_U8: ADD_TILE(uint8_t, uint8_t, 1) break;
+    case TRACE_I32: ADD_TILE(uint32_t, uint32_t, 1) break;
+    default: ADD_TILE(uint64_t, uint64_t, 1) break;
+    }
+}
+
 void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
     _Alignas(64) unsigned char buffer[64 * 64]; // tiles have at most 64 vectors of 64 bytes
     const bool whole = b->cols0 == 0 && b->cols1 == c->nr;
@@ -377,7 +405,7 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
         if (whole && have == h) {
             g.c = out;
             g.ldc = b->ldc;
-            c->fn[t](&g);
+            tj_tile_run(c, t, &g);
         } else {
             const size_t skip = (size_t)(b->cols0 * c->size), bytes = (size_t)((b->cols1 - b->cols0) * c->size);
             g.c = buffer;
@@ -388,7 +416,7 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
                     memcpy(buffer + i * g.ldc + skip, out + i * b->ldc + (int64_t)skip, bytes);
                 }
             }
-            c->fn[t](&g);
+            tj_tile_run(c, t, &g);
             for (int i = 0; i < have; i++) {
                 memcpy(out + i * b->ldc + (int64_t)skip, buffer + i * g.ldc + skip, bytes);
             }
@@ -398,9 +426,6 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
 }
 
 // ---- bias -----------------------------------------------------------------------------------------------------------
-
-typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
-typedef double f64x2 __attribute__((vector_size(16), aligned(8), may_alias));
 
 #define ADD_ROWS(type, vec, lanes)                                                                                     \
     for (int64_t m = 0; m < rows; m++) {                                                                               \

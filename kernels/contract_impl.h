@@ -47,6 +47,8 @@ struct tj_block {
     int cols0, cols1; // columns of the panel that are stored; 0, nr: all
     int64_t mode;     // enum tj_tile_mode
 };
+// One tile; TJ_TILE_ADD goes through a buffer.
+void tj_tile_run(const struct tj_contract *c, uint32_t tile, struct tj_gemm_args *g);
 // All rows of one panel. Rows and columns that hang over go through a buffer.
 void tj_block_run(const struct tj_contract *c, const struct tj_block *b);
 int tj_tile_height(const struct tj_contract *c, int64_t left,

@@ -286,7 +286,7 @@ static void conv_item(void *ctx, int slot, int64_t item) {
                 for (int i = 0; i < h; i++) {
                     g.a[i] = p->weights + (o_all + o + (i < have ? i : have - 1)) * p->ldw + k0 * size;
                 }
-                c->fn[tile](&g);
+                tj_tile_run(c, tile, &g);
                 k0 += TJ_KBLOCK;
             } while (k0 < p->k);
             if (!whole) {

@@ -15,11 +15,11 @@
 enum {
     TJ_TILE_OFFSETS = 1, // B rows through an offset table
 };
-// How accumulators start and end. A chain may be cut anywhere by SET, then CHAIN: the bits stay the same.
+// How accumulators start. A chain may be cut anywhere by SET, then CHAIN: the bits stay the same.
 enum tj_tile_mode {
-    TJ_TILE_SET,   // start from 0; C = acc
-    TJ_TILE_CHAIN, // start from C; C = acc
-    TJ_TILE_ADD,   // start from 0; C = C + acc
+    TJ_TILE_SET,   // from 0
+    TJ_TILE_CHAIN, // from C
+    TJ_TILE_ADD,   // the drivers only, never asked of a tile: from 0, the result is added to C
 };
 #define TJ_TILE_ROWS 16
 struct tj_gemm_args {

@@ -175,7 +175,6 @@ static void emit_body(struct emit *e) {
     const int n = e->mr * e->nv;
     LLVMBasicBlockRef entry = block(e, "entry"), from_c = block(e, "from_c"), start = block(e, "start");
     LLVMBasicBlockRef loop = block(e, "loop"), rest = block(e, "rest"), odd = block(e, "odd"), done = block(e, "done");
-    LLVMBasicBlockRef plus = block(e, "plus"), plain = block(e, "plain");
     LLVMValueRef zero = LLVMConstNull(e->vec);
     struct operands o = {0};
     struct state init = {0}, body, tail, out;
@@ -243,16 +242,6 @@ static void emit_body(struct emit *e) {
         out.acc[i] = LLVMBuildPhi(e->b, e->vec, "");
         LLVMAddIncoming(out.acc[i], (LLVMValueRef[]){tail.acc[i], last.acc[i]}, (LLVMBasicBlockRef[]){rest, odd}, 2);
     }
-    LLVMBuildCondBr(e->b, LLVMBuildICmp(e->b, LLVMIntEQ, mode, num(e, TJ_TILE_ADD), ""), plus, plain);
-
-    LLVMPositionBuilderAtEnd(e->b, plus);
-    for (int i = 0; i < n; i++) {
-        LLVMValueRef p = c_at(e, c, ldc, i / e->nv, i % e->nv);
-        vec_store(e, LLVMBuildFAdd(e->b, vec_load(e, p), out.acc[i], ""), p);
-    }
-    LLVMBuildRetVoid(e->b);
-
-    LLVMPositionBuilderAtEnd(e->b, plain);
     for (int i = 0; i < n; i++) {
         vec_store(e, out.acc[i], c_at(e, c, ldc, i / e->nv, i % e->nv));
     }
