@@ -243,12 +243,12 @@ static tj_status save_readers(struct plan *p, tj_ref n, uint32_t owner) {
 
 static tj_status plan_update(struct plan *p, tj_ref n) {
     tj_ref dst = tj_iin(&p->it, n, 0);
-    struct tj_ival *from = &p->it.vals[dst], *v = &p->it.vals[n];
-    struct owner *o = &p->owners[from->owner];
+    struct tj_ival *v = &p->it.vals[n], was = p->it.vals[dst]; // (saving may move dst itself)
+    const struct owner *o = &p->owners[was.owner];
     bool in_place = o->kind == OWN_LEAF && node_of(p, root_of(p, dst))->op == TJ_OP_LEAF;
     tj_status st;
     if (in_place) {
-        st = save_readers(p, n, from->owner);
+        st = save_readers(p, n, was.owner);
         if (st != TRACE_OK) {
             return st;
         }
@@ -258,13 +258,13 @@ static tj_status plan_update(struct plan *p, tj_ref n) {
         geom_of_value(p, dst, &g);
         int64_t want[TJ_MAX_RANK];
         tj_contiguous_strides(g.dims, g.rank, want);
-        in_place = o->kind == OWN_SLOT && o->last == n && from->offset == 0 &&
-                   !memcmp(want, from->strides, g.rank * sizeof(int64_t));
+        in_place = o->kind == OWN_SLOT && o->last == n && was.offset == 0 &&
+                   !memcmp(want, was.strides, g.rank * sizeof(int64_t));
     }
     if (in_place) {
-        v->offset = from->offset;
-        memcpy(v->strides, from->strides, sizeof v->strides);
-        owner_add_value(p, from->owner, n);
+        v->offset = was.offset;
+        memcpy(v->strides, was.strides, sizeof v->strides);
+        owner_add_value(p, was.owner, n);
     } else if ((st = own_fresh(p, n)) != TRACE_OK) {
         return st;
     }
@@ -450,7 +450,7 @@ static void run_update(const struct plan *p, tj_ref n) {
     const struct tj_interp *it = &p->it;
     tj_ref dst = tj_iin(it, n, 0), src = tj_iin(it, n, 1);
     struct tj_iview to = tj_iview_of(it, n), old = tj_iview_of(it, dst), from = tj_iview_of(it, src);
-    if (to.p != old.p) {
+    if (it->vals[n].owner == n) { // not in place
         tj_icopy(&to, &old);
     }
     struct tj_igeom g;
