@@ -119,7 +119,9 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
     (void)snprintf(ctx->describe, sizeof ctx->describe, "cpu, %s, %s, %d thread%s, compiler: %s",
                    ctx->cpu.name[0] ? ctx->cpu.name : "unknown processor", tj_cpu_level_name(ctx->cpu.level),
                    tj_pool_threads(ctx->pool), tj_pool_threads(ctx->pool) == 1 ? "" : "s",
-                   tj_env_off(&ctx->env, TJ_KILL_JIT) ? "off (TRACEJIT_NO=jit)" : "LLVM, loaded at the first miss");
+                   tj_env_off(&ctx->env, TJ_KILL_JIT)    ? "off (TRACEJIT_NO=jit)"
+                   : !strcmp(ctx->backend->name, "none") ? "none in this build"
+                                                         : "LLVM, loaded at the first miss");
     if (opt.device == TRACE_DEVICE_AUTO)
         tj_event(ctx, NULL, TRACE_EVENT_FALLBACK, (struct tj_loc){NULL, 0}, -1, -1, 0, 0, 0,
                  "device AUTO: this build has no CUDA backend; the CPU is used");
