@@ -7,37 +7,6 @@
 typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double f64x2 __attribute__((vector_size(16), aligned(8), may_alias));
 
-// ---- integer tiles --------------------------------------------------------------------------------------------------
-
-// Integers multiply and add modulo their size; matmuls of them are rare enough for plain C.
-enum { INT_MR = 4, INT_NR = 8 };
-
-#define INT_TILE(name, type)                                                                                           \
-    static void name(const struct tj_gemm_args *g) {                                                                   \
-        type acc[INT_MR][INT_NR] = {{0}};                                                                              \
-        const type *b = g->b;                                                                                          \
-        for (int m = 0; m < INT_MR && g->mode == TJ_TILE_CHAIN; m++) {                                                 \
-            memcpy(acc[m], (const unsigned char *)g->c + m * g->ldc, sizeof acc[m]);                                   \
-        }                                                                                                              \
-        for (int64_t k = 0; k < g->k; k++, b += INT_NR) {                                                              \
-            for (int m = 0; m < INT_MR; m++) {                                                                         \
-                type x = ((const type *)g->a[m])[k];                                                                   \
-                for (int n = 0; n < INT_NR; n++) {                                                                     \
-                    acc[m][n] = (type)(acc[m][n] + x * b[n]);                                                          \
-                }                                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
-        for (int m = 0; m < INT_MR; m++) {                                                                             \
-            type *c = (type *)((unsigned char *)g->c + m * g->ldc);                                                    \
-            for (int n = 0; n < INT_NR; n++) {                                                                         \
-                c[n] = acc[m][n];                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-INT_TILE(tile_u8, uint8_t)
-INT_TILE(tile_i32, uint32_t)
-INT_TILE(tile_i64, uint64_t)
-
 // ---- choice of tiles ----------------------------------------------------------------------------------------------
 
 static void add_tile(struct tj_contract *c, int mr, int nv, int flags) {
@@ -101,16 +70,7 @@ static int64_t hint_dims(const struct tj_exprs *x, const struct tj_geom *g, int 
 
 static bool choose(struct tj_contract *c, const struct tj_step *st, const struct tj_exprs *x, enum tj_cpu_level level) {
     if (c->dtype != TRACE_F32 && c->dtype != TRACE_F64) {
-        if (st->kind != TJ_STEP_MATMUL) {
-            return false;
-        }
-        c->width = c->nr = INT_NR;
-        c->tiles[0].mr = INT_MR;
-        c->fn[0] = c->dtype == TRACE_U8    ? tile_u8
-                   : c->dtype == TRACE_I32 ? tile_i32
-                   : c->dtype == TRACE_I64 ? tile_i64
-                                           : NULL;
-        return c->fn[0] != NULL;
+        return false; // integers are lowered to loops
     }
     c->width = tj_gemm_width(level, c->dtype);
     const int r = st->out.rank;
@@ -378,10 +338,7 @@ void tj_tile_run(const struct tj_contract *c, uint32_t tile, struct tj_gemm_args
     c->fn[tile](&own);
     switch (c->dtype) {
     case TRACE_F32: ADD_TILE(float, f32x4, 4) break;
-    case TRACE_F64: ADD_TILE(double, f64x2, 2) break;
-    case TRACE_U8: ADD_TILE(uint8_t, uint8_t, 1) break;
-    case TRACE_I32: ADD_TILE(uint32_t, uint32_t, 1) break;
-    default: ADD_TILE(uint64_t, uint64_t, 1) break;
+    default: ADD_TILE(double, f64x2, 2) break;
     }
 }
 
@@ -436,7 +393,7 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
             *(vec *)(y + n) += *(const vec *)(v + n);                                                                  \
         }                                                                                                              \
         for (; n < cols; n++) {                                                                                        \
-            y[n] = (type)(y[n] + v[n * sbias]);                                                                        \
+            y[n] += v[n * sbias];                                                                                      \
         }                                                                                                              \
     }
 
@@ -444,10 +401,7 @@ void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, i
                  const unsigned char *bias, int64_t sbias) {
     switch (c->dtype) {
     case TRACE_F32: ADD_ROWS(float, f32x4, 4) break;
-    case TRACE_F64: ADD_ROWS(double, f64x2, 2) break;
-    case TRACE_U8: ADD_ROWS(uint8_t, uint8_t, 1) break;
-    case TRACE_I32: ADD_ROWS(uint32_t, uint32_t, 1) break;
-    default: ADD_ROWS(uint64_t, uint64_t, 1) break;
+    default: ADD_ROWS(double, f64x2, 2) break;
     }
 }
 

@@ -25,10 +25,10 @@ static inline void transpose4(float *dst, int64_t ld, const float *src, int64_t 
 
 static void move_elements(unsigned char *dst, int64_t ld, const unsigned char *src, int64_t si, int64_t sj, int64_t n,
                           int64_t m, int size) {
-    switch (size) {
-    case 1: MOVE(uint8_t) break;
-    case 4: MOVE(uint32_t) break;
-    default: MOVE(uint64_t) break;
+    if (size == 4) {
+        MOVE(uint32_t)
+    } else {
+        MOVE(uint64_t)
     }
 }
 

@@ -430,34 +430,41 @@ static void matmul_body(void) {
 START_TEST(matmul) { each_tile_kind(matmul_body); }
 END_TEST
 
-START_TEST(matmul_integers) {
-    static const tj_dtype types[] = {TRACE_I32, TRACE_I64, TRACE_U8};
-    for (size_t t = 0; t < TJ_COUNT(types); t++) {
-        struct tensor a = make(types[t], 2, (int64_t[]){7, 9}, NULL, 0),
-                      b = make(types[t], 2, (int64_t[]){9, 11}, NULL, 0);
-        struct tensor out = make(types[t], 2, (int64_t[]){7, 11}, NULL, 0);
-        struct tj_contract_args args = {.out = out.v, .a = a.v, .b = b.v};
-        struct step st;
-        step_init(&st, TJ_STEP_MATMUL, &args);
-        run_all(&st, &args);
-        for (int i = 0; i < 7; i++) {
-            for (int j = 0; j < 11; j++) {
-                uint64_t sum = 0;
-                for (int k = 0; k < 9; k++) {
-                    sum += types[t] == TRACE_I32 ? (uint64_t)((uint32_t *)(void *)a.v.p)[i * 9 + k] *
-                                                       ((uint32_t *)(void *)b.v.p)[k * 11 + j]
-                           : types[t] == TRACE_I64
-                               ? ((uint64_t *)(void *)a.v.p)[i * 9 + k] * ((uint64_t *)(void *)b.v.p)[k * 11 + j]
-                               : (uint64_t)a.v.p[i * 9 + k] * b.v.p[k * 11 + j];
-                }
-                uint64_t got = 0;
-                size_t n = tj_elem_bytes(types[t]);
-                memcpy(&got, out.v.p + (size_t)(i * 11 + j) * n, n);
-                ck_assert_uint_eq(got, n == 8 ? sum : sum & ((UINT64_C(1) << 8 * n) - 1));
-            }
-        }
-        drop(&a), drop(&b), drop(&out);
-    }
+START_TEST(refused) {
+    struct tensor a = make(TRACE_I32, 2, (int64_t[]){7, 9}, NULL, 0),
+                  b = make(TRACE_I32, 2, (int64_t[]){9, 11}, NULL, 0);
+    struct tensor out = make(TRACE_I32, 2, (int64_t[]){7, 11}, NULL, 0);
+    struct tj_contract_args args = {.out = out.v, .a = a.v, .b = b.v};
+    struct step st;
+    struct tj_cpu cpu;
+    struct tj_contract *c;
+    tj_cpu_detect("", &cpu);
+    step_init(&st, TJ_STEP_MATMUL, &args);
+    TJ_ASSERT_STATUS(tj_contract_create(&st.st, &st.x, &cpu, 1, &c), TRACE_ERR_COMPILE);
+    ck_assert_ptr_null(c);
+    drop(&a), drop(&b), drop(&out);
+}
+END_TEST
+
+static bool no_memory(size_t bytes) {
+    (void)bytes;
+    return false;
+}
+START_TEST(no_memory_left) {
+    struct tensor t = make(TRACE_F32, 2, (int64_t[]){2, 2}, NULL, 0);
+    struct tj_contract_args args = {.out = t.v, .a = t.v, .b = t.v};
+    struct step st;
+    struct tj_cpu cpu;
+    struct tj_contract *c;
+    tj_cpu_detect("", &cpu);
+    step_init(&st, TJ_STEP_MATMUL, &args);
+    tj_alloc_hook = no_memory;
+    tj_status s = tj_contract_create(&st.st, &st.x, &cpu, 1, &c);
+    tj_alloc_hook = NULL;
+    TJ_ASSERT_STATUS(s, TRACE_ERR_MEMORY);
+    ck_assert_ptr_null(c);
+    tj_contract_free(c);
+    drop(&t);
 }
 END_TEST
 
@@ -768,5 +775,5 @@ START_TEST(overflow) {
 }
 END_TEST
 
-TJ_TEST_MAIN("contract", matmul, matmul_integers, other_sizes, conv2d, attention, softmax_row, copies, index_copy,
-             overflow)
+TJ_TEST_MAIN("contract", matmul, refused, no_memory_left, other_sizes, conv2d, attention, softmax_row, copies,
+             index_copy, overflow)
