@@ -281,6 +281,16 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
                     e = ex2(g, TJ_EX_MUL, e, a->dims[d]);
                 }
                 dims[i] = e;
+            } else { // split or regrouped: only at these sizes
+                tj_ex from = 1, to = 1;
+                for (size_t d = i; d < a->rank - j; d++) {
+                    same(g, a->dims[d], con(g, tj_ex_hint(g->x, a->dims[d])), r);
+                    from = ex2(g, TJ_EX_MUL, from, a->dims[d]);
+                }
+                for (size_t d = i; d < rank - j; d++) {
+                    to = ex2(g, TJ_EX_MUL, to, dims[d]);
+                }
+                same(g, from, to, r);
             }
             return;
         }
@@ -612,6 +622,15 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     }
 }
 
+bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b) {
+    for (uint32_t i = 0; a != b && i < g->nequal; i++) {
+        if ((g->equal[i].a == a && g->equal[i].b == b) || (g->equal[i].a == b && g->equal[i].b == a)) {
+            return true;
+        }
+    }
+    return a == b;
+}
+
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n) {
     int64_t e = 1;
     for (int d = 0; d < g->nodes[n].rank; d++) {
@@ -643,7 +662,7 @@ static tj_status build_once(struct tj_graph *g) {
             reached[in[j]] = 1;
         }
         if (reached[i] && n->op == TJ_OP_UPDATE) {
-            g->written[in[0]] = true;
+            g->written[in[0]] = g->mutates = true;
         }
     }
     tj_ref *in = NULL;

@@ -76,6 +76,7 @@ struct tj_graph {
     tj_ref *map;                   // trace node -> graph node, TJ_NIL: not reached
     uint32_t *table, tablesize;    // CSE
     tj_ref *outs, *writes;         // graph nodes, as in seg
+    bool mutates;                  // some memory is written
     bool *written;                 // graph node is operand 0 of an UPDATE (indexed by trace node)
     // Symbolic segments: extents found equal, and whether that was news, so that the graph is made again.
     struct { tj_ex a, b; tj_ref node; } *equal; uint32_t nequal, capequal;
@@ -84,6 +85,7 @@ struct tj_graph {
 // graph.c
 tj_status tj_graph_build(struct tj_graph *g);
 void tj_graph_free(struct tj_graph *g);
+bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b); // the same, or guarded to be
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n);
 static inline tj_dtype tj_compute_dtype(uint8_t d) { return (tj_dtype)tj_dtypes[d].compute; }
 static inline bool tj_g_is(const struct tj_graph *g, tj_ref n, int op) { return g->nodes[n].op == op; }

@@ -313,7 +313,7 @@ static const struct tj_map *reshape_map(struct tj_lower *l, tj_ref n, const stru
     while (i < s->rank || j < o->rank) {
         int i0 = i, j0 = j;
         tj_ex ps = i < s->rank ? s->dims[i++] : 1, po = j < o->rank ? o->dims[j++] : 1;
-        while (ps != po) {
+        while (!tj_g_equal(l->s->g, ps, po)) {
             bool more_s = i < s->rank, more_o = j < o->rank;
             if (!more_s && !more_o) {
                 return NULL;

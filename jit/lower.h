@@ -33,6 +33,7 @@ struct tj_sched {
     uint16_t *dupcost;          // instructions (transcendentals count more) to compute it again from memory
     struct tj_geom **alias;     // geometry in leaf memory
     uint32_t *incone;           // stamp: member of the current cone
+    uint32_t *sole;             // stamp: member whose users are members too, or run later
     uint32_t *seen;             // stamp: was a candidate of the current cone
     uint32_t *noinline_;        // job: not inlined in this kernel
     uint32_t job;

@@ -265,13 +265,17 @@ static tj_ref pop(struct tj_sched *s) {
     return top;
 }
 
-// Whether the users of n are all in the cone; *later: those outside all run after time t.
-static bool users_inside(const struct tj_sched *s, tj_ref n, uint32_t t, bool *later) {
-    bool inside = true;
+// Whether the users of n are all in the cone and only there; *later: the others all run after time t. (A member that was
+// taken in though it has other users may be computed again elsewhere, earlier: it is not `sole`.) A root stored at the
+// place of a user (time t) counts that user as inside, if it uses the root once.
+static bool users_inside(const struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool *later) {
+    bool inside = true, once = false;
     *later = true;
     for (uint32_t i = s->user_at[n]; i < s->user_at[n + 1]; i++) {
         tj_ref u = s->users[i];
-        if (s->incone[u] != s->stamp || u == s->epi) { // the contraction of an epilogue reads memory
+        if (n == v && u == t && !once) {
+            once = true;
+        } else if (s->sole[u] != s->stamp || u == s->epi) { // the contraction of an epilogue reads memory
             inside = false;
             *later = *later && u > t;
         }
@@ -318,7 +322,7 @@ static bool reduction_joins(struct tj_sched *s, tj_ref n, tj_ref v) {
 // Decides for a candidate. t: time of the kernel, v: its root.
 static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) {
     const struct tj_gnode *d = TJ_NODE(s, n), *r = TJ_NODE(s, v);
-    bool own = n == v && t == n, later, inside = users_inside(s, n, t, &later);
+    bool own = n == v && t == n, later, inside = users_inside(s, n, v, t, &later);
     if (own) {
         return inlines(d->op) && (!tj_g_reduce(d->op) || reduction_joins(s, n, v));
     }
@@ -373,15 +377,12 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
 }
 
 // Grows the cone of v. False: out of memory.
-static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, tj_ref user, uint32_t budget, bool epi) {
+static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget, bool epi) {
     s->stamp++;
     s->nheap = s->nmembers = 0;
     s->redset = s->row_root = false;
     s->nred = 0;
     s->epi = TJ_NIL;
-    if (user != TJ_NIL) {
-        s->incone[user] = s->stamp;
-    }
     uint32_t size = 0, inputs = 0;
     if (!push(s, v)) {
         return false;
@@ -397,7 +398,11 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, tj_ref user, uin
             inputs++;
             continue;
         }
+        bool later;
         s->incone[n] = s->stamp;
+        if ((n == v && t == n) || users_inside(s, n, v, t, &later) || later) {
+            s->sole[n] = s->stamp;
+        }
         if (n == s->epi) {
             inputs++;
             continue;
@@ -553,7 +558,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
         if (tries > 600) {
             return fail(s, v, "no schedule found");
         }
-        if (!grow_cone(s, v, t, user, budget, epi)) {
+        if (!grow_cone(s, v, t, budget, epi)) {
             return false;
         }
         bool again = false;
@@ -591,7 +596,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
             // The result goes straight into the root's memory when nobody else wants it.
             bool later;
             sharing = share && own && s->buf[s->epi] == TJ_NOBUF && !HAS(s->epi, TJ_S_NEED) &&
-                      TJ_NODE(s, s->epi)->dtype == dst->dtype && users_inside(s, s->epi, t, &later);
+                      TJ_NODE(s, s->epi)->dtype == dst->dtype && users_inside(s, s->epi, v, t, &later);
             l->epi_buf = sharing ? dst->buf : tj_s_buffer(s, s->epi);
             if (s->status) {
                 return false;
@@ -693,7 +698,13 @@ static bool update(struct tj_sched *s, tj_ref u) {
     const struct tj_gnode *d = TJ_NODE(s, u);
     tj_ref mem = d->in[0], v = d->in[1], view = d->in[2];
     struct tj_geom dst;
-    bool fresh = false, whole = view == mem, computed = !s->alias[u];
+    const struct tj_gnode *c = TJ_NODE(s, v);
+    bool later, ok, fresh = false, whole = view == mem, computed = !s->alias[u];
+    s->stamp++;
+    s->epi = TJ_NIL;
+    bool rows = c->op == TJ_OP_INDEX_COPY && c->in[0] == view && !HAS(v, TJ_S_NEED | TJ_S_FORCE) &&
+                users_inside(s, v, v, u, &later); // index_copy in place: the other rows stay
+    whole = whole && !rows;
     if (computed) {
         if (!HAS(u, TJ_S_NEED)) {
             return true;
@@ -713,11 +724,7 @@ static bool update(struct tj_sched *s, tj_ref u) {
         return fail(s, u, "view of written memory has no strides");
     }
     s->flags[u] |= TJ_S_DONE;
-    const struct tj_gnode *c = TJ_NODE(s, v);
-    bool later, ok;
-    s->stamp++;
-    s->incone[u] = s->stamp;
-    if (c->op == TJ_OP_INDEX_COPY && c->in[0] == view && !HAS(v, TJ_S_NEED | TJ_S_FORCE) && users_inside(s, v, u, &later)) {
+    if (rows) {
         for (int i = 1; i < 3; i++) { // read before it is overwritten
             tj_ref o = c->in[i];
             if (s->alias[o] && s->cls[o] != TJ_NOBUF && s->cls[o] == s->cls[u]) {
@@ -936,6 +943,7 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     s->alias = TJ_ARENA_NEW(a, struct tj_geom *, n);
     s->incone = TJ_ARENA_NEW(a, uint32_t, n);
     s->seen = TJ_ARENA_NEW(a, uint32_t, n);
+    s->sole = TJ_ARENA_NEW(a, uint32_t, n);
     s->noinline_ = TJ_ARENA_NEW(a, uint32_t, n);
     s->memo = TJ_ARENA_NEW(a, uint32_t, n);
     s->leafbuf = TJ_ARENA_NEW(a, uint32_t, leaves);

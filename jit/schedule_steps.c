@@ -92,7 +92,7 @@ static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, const str
     while (i < in->rank || j < v->rank) {
         int i0 = i, j0 = j;
         tj_ex pi = i < in->rank ? in->dims[i++] : 1, pj = j < v->rank ? v->dims[j++] : 1;
-        while (pi != pj) {
+        while (!tj_g_equal(s->g, pi, pj)) {
             bool mi = i < in->rank, mj = j < v->rank;
             if (!mi && !mj) {
                 return false;

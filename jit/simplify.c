@@ -42,6 +42,13 @@ static bool written(const struct tj_graph *g, tj_ref n) {
     return g->nodes[n].trace != TJ_NIL && g->written[g->nodes[n].trace];
 }
 
+static bool memory(const struct tj_graph *g, tj_ref n) {
+    while (tj_g_view(g->nodes[n].op)) {
+        n = g->nodes[n].in[0];
+    }
+    return g->nodes[n].op == TJ_OP_LEAF || g->nodes[n].op == TJ_OP_UPDATE;
+}
+
 // Returns a node that n equals, or TJ_NIL after possibly changing n (and its attribute, in *perm).
 static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, struct tj_attr_perm *perm) {
     const struct tj_gnode *a = n->nin ? &g->nodes[in[0]] : NULL;
@@ -186,6 +193,13 @@ tj_ref tj_g_add(struct tj_graph *g, const struct tj_gnode *given) {
             in[1] = s;
         }
         tj_ref r = rewrite(g, &n, in, &perm);
+        // Memory that is written has its content read where the op stands: no reading it past that.
+        bool late = g->mutates && n.nin && !tj_g_view(n.op) && memory(g, r == TJ_NIL ? in[0] : r);
+        if (late && (r != TJ_NIL || in[0] != given->in[0])) {
+            memcpy(in, given->in, n.nin * sizeof *in);
+            n.attr = given->attr;
+            r = TJ_NIL;
+        }
         if (r != TJ_NIL) {
             return r;
         }
