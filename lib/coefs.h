@@ -5,7 +5,7 @@
 #ifndef TJ_LIB_COEFS_H
 #define TJ_LIB_COEFS_H
 
-// ---- order of accumulation ----------------------------------------------------------------------------------------
+// ---- order of accumulation -----------------------------------------------------------------------------------------
 
 // Reductions: element i goes to partial i mod 64 of block i / 4096 (docs/semantics.md).
 #define TJ_RED_PARTIALS 64
@@ -68,7 +68,7 @@
 #define TJ_PIO2_3 -0x1.ee59dap-50f
 #define TJ_PIO2_M64 0x1.921fb54442d18p-64 // pi/2 * 2^-64
 // 2/pi * 2^-2 in words of 32 bits, most significant first, after a word of zeros
-#define TJ_2_PI_WORDS                                                                                                 \
+#define TJ_2_PI_WORDS                                                                                                  \
     { 0u, 0x28be60dbu, 0x9391054au, 0x7f09d5f4u, 0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau }
 // sin r = r + r s (S0 + s (S1 + s S2)), cos r = 1 - s/2 + s^2 (C0 + s (C1 + s C2)), s = r^2
 #define TJ_SIN_C0 -0x1.555544p-3f
@@ -110,8 +110,8 @@
 #define TJ_GELU_R7 -0x1.13990ep-12f
 #define TJ_GELU_R8 0x1.75ffc4p-14f
 #define TJ_GELU_R9 -0x1.4b5b98p-17f
-// gelu by tanh: 2 sqrt(2/pi) (x + 0.044715 x^3) = x (C1 + C3 x^2), both in two parts. C1 is a multiple of 2^-20, so that
-// the sum minus C1 is exact for |x| <= TJ_GELU_TANH_MAX.
+// gelu by tanh: 2 sqrt(2/pi) (x + 0.044715 x^3) = x (C1 + C3 x^2), both in two parts. C1 is a multiple of 2^-20, so
+// that the sum minus C1 is exact for |x| <= TJ_GELU_TANH_MAX.
 #define TJ_GELUT_C1 0x1.988450p+0f
 #define TJ_GELUT_C1L 0x1.9ea1b2p-23f
 #define TJ_GELUT_C3 0x1.2444f2p-4f
@@ -136,7 +136,7 @@
 #define TJ_POW_E5 0x1.5d8a7112ac0f1p-10
 #define TJ_POW_E6 0x1.446a43c4bd7d0p-13
 #define TJ_POW_E7 0x1.fe174b600a37bp-17
-#define TJ_POW_MAX 200.0     // exponents of two beyond which f32 overflows or vanishes
+#define TJ_POW_MAX 200.0                   // exponents of two beyond which f32 overflows or vanishes
 #define TJ_POW_MAGIC 0x1.80000000003ffp+52 // 1.5 * 2^52 + 1023
 
 #endif

@@ -3,19 +3,19 @@
 // A run has two halves. Planning walks the needed nodes in program order and decides the memory of each value: a leaf's
 // own, a result tensor's, or a slot that is taken again after the last use; views only add an offset and strides. All
 // slots are allocated before the first op runs, so running out of memory leaves every tensor untouched.
+#include "interp.h"
 #include "../lib/threads.h"
 #include "context.h"
-#include "interp.h"
 
 enum { OWN_UNUSED, OWN_LEAF, OWN_OUT, OWN_SCALAR, OWN_SLOT };
 // A stretch of memory that values lie in. The first nnodes belong to the nodes of equal number.
 struct owner {
     unsigned char *mem; // LEAF, OUT, SCALAR: known from the start
     size_t bytes;
-    uint32_t first, last;  // positions of the op that fills it and of the last use; last TJ_NIL: kept to the end
+    uint32_t first, last; // positions of the op that fills it and of the last use; last TJ_NIL: kept to the end
     uint32_t slot;
-    uint32_t values;       // values lying here, linked by tj_ival.next
-    uint32_t next;         // next owner with the same last
+    uint32_t values; // values lying here, linked by tj_ival.next
+    uint32_t next;   // next owner with the same last
     uint8_t kind;
 };
 struct slot {
@@ -31,11 +31,13 @@ struct save {
 struct plan {
     struct tj_interp it;
     struct owner *owners;
-    uint32_t nowners, capowners;
+    uint32_t nowners;
     struct slot *slots;
-    uint32_t nslots, capslots;
+    uint32_t nslots;
     struct save *saves;
-    uint32_t nsaves, capsaves;
+    uint32_t nsaves;
+    void *tables; // the memory of all arrays here, from the context's buffers: a steady run allocates nothing
+    size_t table_bytes;
     uint32_t *expire; // one a node: owners whose last use it is
     uint32_t *extra;  // one a node: owner of a temporary copy (UPDATE's source), or TJ_NIL
     size_t scratch;
@@ -46,7 +48,7 @@ static tj_status no_memory(void) { return tj_fail(TRACE_ERR_MEMORY, "interpreter
 static const struct tj_node *node_of(const struct plan *p, tj_ref n) { return &p->it.t->nodes[n]; }
 static bool is_view(const struct plan *p, tj_ref n) { return tj_ops[node_of(p, n)->op].cls == TJ_VIEW; }
 
-// ---- which nodes, and until when ----------------------------------------------------------------------------------------
+// ---- which nodes, and until when -----------------------------------------------------------------------------------
 
 // The view that an UPDATE writes through is only geometry: no value of it is needed.
 static uint32_t value_operands(const struct tj_node *n) { return n->op == TJ_OP_UPDATE ? 2 : n->nin; }
@@ -76,7 +78,7 @@ static void mark_needed(struct plan *p) {
     }
 }
 
-// ---- owners and slots -------------------------------------------------------------------------------------------------------
+// ---- owners and slots ----------------------------------------------------------------------------------------------
 
 static void owner_add_value(struct plan *p, uint32_t o, tj_ref n) {
     struct tj_ival *v = &p->it.vals[n];
@@ -90,11 +92,8 @@ static void owner_add_value(struct plan *p, uint32_t o, tj_ref n) {
 }
 
 static uint32_t owner_extra(struct plan *p, size_t bytes, uint32_t first, uint32_t last) {
-    if (!tj_grow((void **)&p->owners, &p->capowners, p->nowners + 1, sizeof *p->owners)) {
-        return TJ_NIL;
-    }
-    p->owners[p->nowners] = (struct owner){.bytes = bytes, .first = first, .last = last, .values = TJ_NIL,
-                                           .next = TJ_NIL, .kind = OWN_SLOT};
+    p->owners[p->nowners] = (struct owner){
+        .bytes = bytes, .first = first, .last = last, .values = TJ_NIL, .next = TJ_NIL, .kind = OWN_SLOT};
     return p->nowners++;
 }
 
@@ -226,9 +225,6 @@ static tj_status save_readers(struct plan *p, tj_ref n, uint32_t owner) {
             return tj_fail(TRACE_ERR_SHAPE, "%s: size overflows", tj_ops[node_of(p, v)->op].name);
         }
         uint32_t o = owner_extra(p, bytes, n, val->last);
-        if (o == TJ_NIL || !tj_grow((void **)&p->saves, &p->capsaves, p->nsaves + 1, sizeof *p->saves)) {
-            return no_memory();
-        }
         struct save *s = &p->saves[p->nsaves++];
         *s = (struct save){.at = n, .node = v, .old = *val};
         const struct tj_node *d = node_of(p, v);
@@ -276,9 +272,6 @@ static tj_status plan_update(struct plan *p, tj_ref n) {
             return tj_fail(TRACE_ERR_SHAPE, "size overflows");
         }
         p->extra[n] = owner_extra(p, bytes, n, n);
-        if (p->extra[n] == TJ_NIL) {
-            return no_memory();
-        }
     }
     return st;
 }
@@ -339,7 +332,7 @@ static tj_status plan_node(struct plan *p, tj_ref n) {
     return own_fresh(p, n);
 }
 
-static bool slot_take(struct plan *p, struct owner *o) {
+static void slot_take(struct plan *p, struct owner *o) {
     uint32_t best = TJ_NIL, biggest = TJ_NIL;
     for (uint32_t i = 0; i < p->nslots; i++) {
         const struct slot *s = &p->slots[i];
@@ -358,15 +351,11 @@ static bool slot_take(struct plan *p, struct owner *o) {
         p->slots[best].bytes = o->bytes;
     }
     if (best == TJ_NIL) {
-        if (!tj_grow((void **)&p->slots, &p->capslots, p->nslots + 1, sizeof *p->slots)) {
-            return false;
-        }
         best = p->nslots++;
         p->slots[best] = (struct slot){.bytes = o->bytes};
     }
     p->slots[best].free = false;
     o->slot = best;
-    return true;
 }
 
 // Results that an op computes afresh are computed in the caller's tensors.
@@ -381,7 +370,7 @@ static void place_outs(struct plan *p) {
     }
 }
 
-static tj_status assign_slots(struct plan *p) {
+static void assign_slots(struct plan *p) {
     uint32_t nnodes = p->it.t->nnodes;
     for (uint32_t n = 0; n < nnodes; n++) {
         p->expire[n] = TJ_NIL;
@@ -401,9 +390,7 @@ static tj_status assign_slots(struct plan *p) {
             if (w->kind != OWN_SLOT || !p->it.vals[n].needed) {
                 continue;
             }
-            if (!slot_take(p, w)) {
-                return no_memory();
-            }
+            slot_take(p, w);
             if (w->last != TJ_NIL) {
                 uint32_t last = w->last < n ? n : w->last;
                 w->next = p->expire[last];
@@ -414,7 +401,6 @@ static tj_status assign_slots(struct plan *p) {
             p->slots[p->owners[o].slot].free = true;
         }
     }
-    return TRACE_OK;
 }
 
 static tj_status allocate(struct plan *p) {
@@ -444,7 +430,7 @@ static void place(struct plan *p, struct tj_ival *v) {
     v->p = mem ? mem + v->offset : NULL;
 }
 
-// ---- running ---------------------------------------------------------------------------------------------------------------
+// ---- running -------------------------------------------------------------------------------------------------------
 
 static void run_update(const struct plan *p, tj_ref n) {
     const struct tj_interp *it = &p->it;
@@ -494,12 +480,8 @@ static void run_node(const struct plan *p, tj_ref n) {
             tj_interp_pointwise(it, n);
         }
         break;
-    case TJ_REDUCE:
-        tj_interp_reduce(it, n);
-        break;
-    case TJ_ROW:
-        tj_interp_row(it, n);
-        break;
+    case TJ_REDUCE: tj_interp_reduce(it, n); break;
+    case TJ_ROW: tj_interp_row(it, n); break;
     case TJ_MOVE:
         if (d->op == TJ_OP_UPDATE) {
             run_update(p, n);
@@ -507,17 +489,11 @@ static void run_node(const struct plan *p, tj_ref n) {
             tj_interp_move(it, n);
         }
         break;
-    case TJ_CONTRACT:
-        tj_interp_contract(it, n);
-        break;
-    case TJ_POOL:
-        tj_interp_pool(it, n);
-        break;
+    case TJ_CONTRACT: tj_interp_contract(it, n); break;
+    case TJ_POOL: tj_interp_pool(it, n); break;
     case TJ_VIEW: // not expressible by strides: RESHAPE, AS_STRIDED of scattered memory. The operand's elements in
                   // row-major order are the result's (RESHAPE), or the memory it indexes (AS_STRIDED).
-    default:
-        tj_interp_move(it, n);
-        break;
+    default: tj_interp_move(it, n); break;
     }
 }
 
@@ -581,14 +557,42 @@ static void execute(struct plan *p) {
     }
 }
 
+// Each value moves out at most once, and each UPDATE copies its source at most once: that bounds all arrays.
+static tj_status make_tables(struct plan *p) {
+    const struct tj_trace *t = p->it.t;
+    size_t nodes = t->nnodes, updates = 0;
+    for (uint32_t n = 0; n < t->nnodes; n++) {
+        updates += t->nodes[n].op == TJ_OP_UPDATE;
+    }
+    size_t saves = updates ? nodes : 0, owners = nodes + saves + updates;
+    size_t bytes = nodes * (sizeof *p->it.vals + sizeof *p->expire + sizeof *p->extra) +
+                   owners * (sizeof *p->owners + sizeof *p->slots) + saves * sizeof *p->saves;
+    p->table_bytes = bytes ? bytes : 1;
+    p->tables = tj_buffer_alloc(p->it.args->ctx, p->table_bytes);
+    if (!p->tables) {
+        return TRACE_ERR_MEMORY;
+    }
+    memset(p->tables, 0, p->table_bytes);
+    unsigned char *at = p->tables; // those of 8-byte alignment first
+    p->it.vals = (void *)at;
+    at += nodes * sizeof *p->it.vals;
+    p->owners = (void *)at;
+    at += owners * sizeof *p->owners;
+    p->slots = (void *)at;
+    at += owners * sizeof *p->slots;
+    p->saves = (void *)at;
+    at += saves * sizeof *p->saves;
+    p->expire = (void *)at;
+    at += nodes * sizeof *p->expire;
+    p->extra = (void *)at;
+    return TRACE_OK;
+}
+
 static tj_status plan_all(struct plan *p) {
     uint32_t nnodes = p->it.t->nnodes;
-    p->it.vals = tj_calloc(nnodes, sizeof *p->it.vals);
-    p->expire = tj_malloc(nnodes * sizeof *p->expire);
-    p->extra = tj_malloc(nnodes * sizeof *p->extra);
-    if (!p->it.vals || !p->expire || !p->extra ||
-        !tj_grow((void **)&p->owners, &p->capowners, nnodes, sizeof *p->owners)) {
-        return no_memory();
+    tj_status made = make_tables(p);
+    if (made != TRACE_OK) {
+        return made;
     }
     p->nowners = nnodes;
     for (uint32_t n = 0; n < nnodes; n++) {
@@ -608,8 +612,8 @@ static tj_status plan_all(struct plan *p) {
     for (uint32_t i = p->nsaves; i-- > 0;) { // values lie where they were until their save runs
         p->it.vals[p->saves[i].node] = p->saves[i].old;
     }
-    tj_status st = assign_slots(p);
-    return st == TRACE_OK ? allocate(p) : st;
+    assign_slots(p);
+    return allocate(p);
 }
 
 tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *args) {
@@ -629,11 +633,8 @@ tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *
     if (p.it.scratch) {
         tj_buffer_free(args->ctx, p.it.scratch, p.scratch);
     }
-    tj_free(p.it.vals);
-    tj_free(p.owners);
-    tj_free(p.slots);
-    tj_free(p.saves);
-    tj_free(p.expire);
-    tj_free(p.extra);
+    if (p.tables) {
+        tj_buffer_free(args->ctx, p.tables, p.table_bytes);
+    }
     return st;
 }

@@ -6,21 +6,21 @@
 
 // Where a node's value lies. Planning fills everything but p; p is known once all memory is there.
 struct tj_ival {
-    unsigned char *p;              // element 0
-    int64_t offset;                // bytes from the owner's memory to element 0
-    int64_t strides[TJ_MAX_RANK];  // elements; may be negative inside one op only
-    uint32_t owner;                // index into interp.owners
-    uint32_t next;                 // next value in the same memory, or TJ_NIL
-    uint32_t last;                 // position of the last use; TJ_NIL: a result of the segment
+    unsigned char *p;             // element 0
+    int64_t offset;               // bytes from the owner's memory to element 0
+    int64_t strides[TJ_MAX_RANK]; // elements; may be negative inside one op only
+    uint32_t owner;               // index into interp.owners
+    uint32_t next;                // next value in the same memory, or TJ_NIL
+    uint32_t last;                // position of the last use; TJ_NIL: a result of the segment
     bool needed;
-    unsigned char scalar[8];       // memory of a SCALAR
+    unsigned char scalar[8]; // memory of a SCALAR
 };
 struct tj_interp {
     const struct tj_segment *seg;
     const struct tj_trace *t;
     const struct tj_run_args *args;
-    struct tj_ival *vals;          // one a node
-    unsigned char *scratch;        // largest need of any op
+    struct tj_ival *vals;   // one a node
+    unsigned char *scratch; // largest need of any op
 };
 
 // A value as an op sees it.
@@ -39,7 +39,7 @@ static inline tj_ref tj_iin(const struct tj_interp *it, tj_ref n, uint32_t k) {
     return tj_node_in(it->t, &it->t->nodes[n])[k];
 }
 
-// ---- typed access: values are computed as float (f16, bf16, f32), double, or int64 (integers, bool) -----------------
+// ---- typed access: values are computed as float (f16, bf16, f32), double, or int64 (integers, bool) ----------------
 
 enum tj_iclass { TJ_I_FLOAT, TJ_I_DOUBLE, TJ_I_INT };
 static inline enum tj_iclass tj_iclass_of(tj_dtype d) {
@@ -58,7 +58,7 @@ double tj_iload_f64(tj_dtype d, const unsigned char *p); // one element of any d
 int64_t tj_iload_i64(tj_dtype d, const unsigned char *p);
 void tj_istore_scalar(tj_dtype d, unsigned char *p, union tj_scalar v);
 
-// ---- walks -----------------------------------------------------------------------------------------------------------
+// ---- walks ---------------------------------------------------------------------------------------------------------
 
 // Row-major walk over up to 8 arrays of one shape. Dims that lie behind each other in all arrays are merged first.
 #define TJ_WALK 8
@@ -83,7 +83,7 @@ void tj_icopy(const struct tj_iview *dst, const struct tj_iview *src);
 // Records the run's first data error.
 void tj_idata_error(const struct tj_interp *it, tj_ref node, int kind, int64_t index, int64_t extent);
 
-// ---- views as arithmetic on extents and strides ----------------------------------------------------------------------
+// ---- views as arithmetic on extents and strides --------------------------------------------------------------------
 
 struct tj_igeom {
     size_t rank;
@@ -93,7 +93,7 @@ struct tj_igeom {
 // Applies the VIEW node n to g; false when the result can't be expressed by strides (then the elements are copied).
 bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g);
 
-// ---- ops, by class. Operands and result lie in it->vals; the result is written whole. --------------------------------
+// ---- ops, by class. Operands and result lie in it->vals; the result is written whole. ------------------------------
 
 size_t tj_interp_scratch(const struct tj_interp *it, tj_ref n); // bytes
 void tj_interp_pointwise(const struct tj_interp *it, tj_ref n);

@@ -1,7 +1,7 @@
 // trace/interp_contract.c: matrix products, convolution, attention and pooling of the interpreter.
 #include "interp.h"
 
-// ---- matmul, linear ----------------------------------------------------------------------------------------------------
+// ---- matmul, linear ------------------------------------------------------------------------------------------------
 
 #define TILE 64
 // Columns [0, cols) of one row of a product: an fma chain over ascending k an element, long k in blocks. a: k elements
@@ -23,21 +23,21 @@
             }                                                                                                          \
         }                                                                                                              \
     }
-#define WRAPPING(a, b, c) ((int64_t)((uint64_t)(a) * (uint64_t)(b) + (uint64_t)(c)))
+#define WRAPPING(a, b, c) ((uint64_t)(a) * (uint64_t)(b) + (uint64_t)(c))
 #define BOOLEAN(a, b, c) (((a) & (b)) | (c))
 PRODUCT(float, product_float, fmaf)
 PRODUCT(double, product_double, fma)
 
 // Integers wrap; bool: or of ands.
-static void product_int(tj_dtype d, const unsigned char *a, int64_t astep, const unsigned char *b, int64_t bk, int64_t bn,
-                        int64_t k, int64_t cols, int64_t *total) {
+static void product_int(tj_dtype d, const unsigned char *a, int64_t astep, const unsigned char *b, int64_t bk,
+                        int64_t bn, int64_t k, int64_t cols, int64_t *total) {
     int64_t row[TILE], x;
     memset(total, 0, sizeof(int64_t) * (size_t)cols);
     for (int64_t i = 0; i < k; i++) {
         tj_iload(d, a + i * astep, 0, 1, &x);
         tj_iload(d, b + i * bk, bn, cols, row);
         for (int64_t j = 0; j < cols; j++) {
-            total[j] = d == TRACE_BOOL ? BOOLEAN(x, row[j], total[j]) : WRAPPING(x, row[j], total[j]);
+            total[j] = d == TRACE_BOOL ? BOOLEAN(x, row[j], total[j]) : (int64_t)WRAPPING(x, row[j], total[j]);
         }
     }
 }
@@ -100,7 +100,8 @@ static struct tj_iview batched(const struct tj_iview *v, const struct tj_iview *
 }
 
 static void matmul(const struct tj_interp *it, tj_ref n) {
-    struct tj_iview out = tj_iview_of(it, n), a = tj_iview_of(it, tj_iin(it, n, 0)), b = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), a = tj_iview_of(it, tj_iin(it, n, 0)),
+                    b = tj_iview_of(it, tj_iin(it, n, 1));
     a = batched(&a, &out);
     b = batched(&b, &out);
     product(&out, &a, &b, NULL);
@@ -108,7 +109,8 @@ static void matmul(const struct tj_interp *it, tj_ref n) {
 
 static void linear(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_bias *attr = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), w = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    w = tj_iview_of(it, tj_iin(it, n, 1));
     struct tj_iview bias = tj_iview_of(it, tj_iin(it, n, 2));
     struct tj_iview *views[2] = {&out, &x};
     for (int k = 0; k < 2; k++) { // a vector is a row; rank 1 or 8 both fit then
@@ -129,39 +131,42 @@ static void linear(const struct tj_interp *it, tj_ref n) {
     product(&out, &x, &t, attr->has_bias ? &bias : NULL);
 }
 
-// ---- convolution -------------------------------------------------------------------------------------------------------
+// ---- convolution ---------------------------------------------------------------------------------------------------
 
 #define CONV(T, NAME, FMA)                                                                                             \
     static T NAME(const struct tj_iview *x, const struct tj_iview *w, const struct tj_attr_conv *a,                    \
                   const unsigned char *px, const unsigned char *pw, int64_t oh, int64_t ow) {                          \
-        T acc = 0, u, v;                                                                                               \
+        T total = 0, acc = 0, u, v;                                                                                    \
+        int64_t k = 0;                                                                                                 \
         for (int64_t c = 0; c < w->dims[1]; c++) {                                                                     \
             for (int64_t i = 0; i < w->dims[2]; i++) {                                                                 \
                 int64_t h = oh * a->stride[0] - a->padding[0] + i * a->dilation[0];                                    \
-                if (h < 0 || h >= x->dims[2]) {                                                                        \
-                    continue;                                                                                          \
-                }                                                                                                      \
-                for (int64_t j = 0; j < w->dims[3]; j++) {                                                             \
+                for (int64_t j = 0; j < w->dims[3]; j++, k++) {                                                        \
                     int64_t q = ow * a->stride[1] - a->padding[1] + j * a->dilation[1];                                \
-                    if (q < 0 || q >= x->dims[3]) {                                                                    \
-                        continue;                                                                                      \
+                    if (k > 0 && k % TJ_KBLOCK == 0) {                                                                 \
+                        total = k == TJ_KBLOCK ? acc : (T)(total + acc);                                               \
+                        acc = 0;                                                                                       \
                     }                                                                                                  \
-                    tj_iload(x->dtype, px + c * x->st[1] + h * x->st[2] + q * x->st[3], 0, 1, &u);                     \
+                    u = 0;                                                                                             \
+                    if (h >= 0 && h < x->dims[2] && q >= 0 && q < x->dims[3]) {                                        \
+                        tj_iload(x->dtype, px + c * x->st[1] + h * x->st[2] + q * x->st[3], 0, 1, &u);                 \
+                    }                                                                                                  \
                     tj_iload(w->dtype, pw + c * w->st[1] + i * w->st[2] + j * w->st[3], 0, 1, &v);                     \
                     acc = FMA(u, v, acc);                                                                              \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
-        return acc;                                                                                                    \
+        return k > TJ_KBLOCK ? (T)(total + acc) : acc;                                                                 \
     }
 CONV(float, conv_float, fmaf)
 CONV(double, conv_double, fma)
-CONV(int64_t, conv_int, WRAPPING)
+CONV(uint64_t, conv_int, WRAPPING)
 
-// An fma chain over ascending (c, kh, kw) an element; taps in the padding are left out.
+// An fma chain over ascending (c, kh, kw) an element, in blocks as for matmul; taps in the padding are 0 * w.
 static void conv2d(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_conv *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), w = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    w = tj_iview_of(it, tj_iin(it, n, 1));
     struct tj_iview b = tj_iview_of(it, tj_iin(it, n, 2));
     int64_t per = a->groups > 0 ? w.dims[0] / a->groups : w.dims[0];
     for (int64_t i = 0; i < out.dims[0]; i++) {
@@ -174,19 +179,20 @@ static void conv2d(const struct tj_interp *it, tj_ref n) {
                     switch (tj_iclass_of(out.dtype)) {
                     case TJ_I_FLOAT: v.f[0] = conv_float(&x, &w, a, px, pw, h, q); break;
                     case TJ_I_DOUBLE: v.d[0] = conv_double(&x, &w, a, px, pw, h, q); break;
-                    default: v.i[0] = conv_int(&x, &w, a, px, pw, h, q); break;
+                    default: v.i[0] = (int64_t)conv_int(&x, &w, a, px, pw, h, q); break;
                     }
                     if (a->has_bias) {
                         add_bias(b.dtype, b.p + o * (b.rank ? b.st[0] : 0), 0, 1, &v);
                     }
-                    tj_istore(out.dtype, out.p + i * out.st[0] + o * out.st[1] + h * out.st[2] + q * out.st[3], 0, 1, &v);
+                    tj_istore(out.dtype, out.p + i * out.st[0] + o * out.st[1] + h * out.st[2] + q * out.st[3], 0, 1,
+                              &v);
                 }
             }
         }
     }
 }
 
-// ---- attention ---------------------------------------------------------------------------------------------------------
+// ---- attention -----------------------------------------------------------------------------------------------------
 
 // One query row: scores of the keys that it may see, softmax with the largest taken off, weighted sum of values divided
 // by the sum of weights at the end. Nothing to see, or only scores of -inf: 0.
@@ -241,7 +247,8 @@ ATTEND(double, attend_double, fma, exp)
 
 static void sdpa(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_sdpa *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), q = tj_iview_of(it, tj_iin(it, n, 0)), k = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), q = tj_iview_of(it, tj_iin(it, n, 0)),
+                    k = tj_iview_of(it, tj_iin(it, n, 1));
     struct tj_iview v = tj_iview_of(it, tj_iin(it, n, 2)), m = tj_iview_of(it, tj_iin(it, n, 3));
     struct tj_iview s = tj_iview_of(it, tj_iin(it, n, 4));
     size_t r = out.rank;
@@ -285,7 +292,8 @@ static void sdpa(const struct tj_interp *it, tj_ref n) {
         for (int64_t i = 0; i < rows; i++) {
             const struct tj_iview *mask = a->has_mask ? &all[4] : NULL;
             if (tj_iclass_of(out.dtype) == TJ_I_DOUBLE) {
-                attend_double(&all[0], &all[1], &all[2], &all[3], mask, a->causal != 0, i, scale, (double *)(void *)it->scratch);
+                attend_double(&all[0], &all[1], &all[2], &all[3], mask, a->causal != 0, i, scale,
+                              (double *)(void *)it->scratch);
             } else {
                 attend_float(&all[0], &all[1], &all[2], &all[3], mask, a->causal != 0, i, (float)scale,
                              (float *)(void *)it->scratch);
@@ -312,20 +320,18 @@ void tj_interp_contract(const struct tj_interp *it, tj_ref n) {
     }
 }
 
-// ---- pooling -----------------------------------------------------------------------------------------------------------
+// ---- pooling -------------------------------------------------------------------------------------------------------
 
 // The window of one result, padding taken off: taps i in [lo, hi) of each dim.
 struct window {
     int64_t lo[2], hi[2];
 };
 
-static int64_t smallest_int(tj_dtype d) {
-    return d == TRACE_I32 ? INT32_MIN : (d == TRACE_I64 ? INT64_MIN : 0);
-}
+static int64_t smallest_int(tj_dtype d) { return d == TRACE_I32 ? INT32_MIN : (d == TRACE_I64 ? INT64_MIN : 0); }
 
 #define POOL(T, NAME, MAX, LOWEST, DIVIDE)                                                                             \
-    static T NAME(const struct tj_iview *x, const struct tj_attr_pool *a, const unsigned char *p, const int64_t *start,\
-                  const struct window *w, bool max, int64_t divisor) {                                                 \
+    static T NAME(const struct tj_iview *x, const struct tj_attr_pool *a, const unsigned char *p,                      \
+                  const int64_t *start, const struct window *w, bool max, int64_t divisor) {                           \
         T acc = max ? (LOWEST) : 0, v;                                                                                 \
         for (int64_t i = w->lo[0]; i < w->hi[0]; i++) {                                                                \
             for (int64_t j = w->lo[1]; j < w->hi[1]; j++) {                                                            \

@@ -122,7 +122,7 @@ void tj_istore_scalar(tj_dtype d, unsigned char *p, union tj_scalar v) {
     tj_istore(d, p, 0, 1, &c);
 }
 
-// ---- values and walks ------------------------------------------------------------------------------------------------
+// ---- values and walks ----------------------------------------------------------------------------------------------
 
 struct tj_iview tj_iview_of(const struct tj_interp *it, tj_ref n) {
     const struct tj_node *d = &it->t->nodes[n];
@@ -265,7 +265,7 @@ void tj_idata_error(const struct tj_interp *it, tj_ref node, int kind, int64_t i
     atomic_store(&e->set, 2u);
 }
 
-// ---- views ------------------------------------------------------------------------------------------------------------
+// ---- views ---------------------------------------------------------------------------------------------------------
 
 // Value of a SCALAR i64 operand: it comes from the run's parameters, so that planning knows it too.
 static int64_t integer(const struct tj_interp *it, tj_ref n) {
@@ -346,8 +346,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
     const int64_t *dims = tj_shape_dims(it->t, node->shape);
     struct tj_igeom o = *g;
     switch (node->op) {
-    case TJ_OP_RESHAPE:
-        return reshape(g, dims, rank);
+    case TJ_OP_RESHAPE: return reshape(g, dims, rank);
     case TJ_OP_PERMUTE: {
         const struct tj_attr_perm *a = tj_node_attr(it->t, node);
         for (size_t d = 0; d < rank; d++) {
@@ -405,8 +404,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
         }
         break;
     }
-    default:
-        return false;
+    default: return false;
     }
     g->rank = rank;
     memcpy(g->dims, dims, rank * sizeof *dims);

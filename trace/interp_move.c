@@ -44,7 +44,8 @@ static int64_t padded(int64_t c, int64_t extent, int64_t mode) {
 
 static void pad(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_pad *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), v = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    v = tj_iview_of(it, tj_iin(it, n, 1));
     int64_t at[TJ_MAX_RANK] = {0}, numel;
     size_t elem = tj_elem_bytes(out.dtype), r = out.rank;
     if (!tj_numel(out.dims, r, &numel)) {
@@ -89,7 +90,8 @@ static void gather(const struct tj_interp *it, tj_ref n) {
 
 static void index_select(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_dim *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), idx = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    idx = tj_iview_of(it, tj_iin(it, n, 1));
     int64_t extent = x.rank ? x.dims[a->dim] : 1, st = x.rank ? x.st[a->dim] : 0;
     int64_t rows = out.rank ? out.dims[a->dim] : 1, to = out.rank ? out.st[a->dim] : 0, step = idx.rank ? idx.st[0] : 0;
     static const unsigned char zero[8];
@@ -118,7 +120,8 @@ static void index_select(const struct tj_interp *it, tj_ref n) {
 
 static void index_copy(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_dim *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), idx = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    idx = tj_iview_of(it, tj_iin(it, n, 1));
     struct tj_iview src = tj_iview_of(it, tj_iin(it, n, 2));
     tj_icopy(&out, &x);
     int64_t extent = out.rank ? out.dims[a->dim] : 1, rows = idx.rank ? idx.dims[0] : 1, numel;
@@ -159,7 +162,8 @@ static void reshape(const struct tj_interp *it, tj_ref n) {
 
 static void as_strided(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_strides *a = tj_node_attr(it->t, tj_inode(it, n));
-    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)), o = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
+                    o = tj_iview_of(it, tj_iin(it, n, 1));
     int64_t offset = tj_iload_i64(o.dtype, o.p), at[TJ_MAX_RANK] = {0}, numel;
     size_t elem = tj_elem_bytes(out.dtype);
     if (!tj_numel(out.dims, out.rank, &numel)) {

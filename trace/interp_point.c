@@ -226,8 +226,7 @@ static bool int_op(enum tj_op op, const struct args *a) {
     case TJ_OP_BITWISE_AND: BINARY(i, x & y);
     case TJ_OP_BITWISE_OR: BINARY(i, x | y);
     case TJ_OP_BITWISE_XOR: BINARY(i, x ^ y);
-    case TJ_OP_CLAMP: TERNARY(i, (x > y ? x : y) < z ? (x > y ? x : y) : z);
-        COMPARISONS(i);
+    case TJ_OP_CLAMP: TERNARY(i, (x > y ? x : y) < z ? (x > y ? x : y) : z); COMPARISONS(i);
     default: return false;
     }
 }
@@ -280,7 +279,7 @@ void tj_interp_pointwise(const struct tj_interp *it, tj_ref n) {
     }
 }
 
-// ---- casts ------------------------------------------------------------------------------------------------------------
+// ---- casts ---------------------------------------------------------------------------------------------------------
 
 static int64_t saturate(tj_dtype to, double x) {
     switch (to) {
@@ -325,7 +324,8 @@ void tj_interp_cast(const struct tj_interp *it, tj_ref n) {
 }
 
 void tj_interp_arange(const struct tj_interp *it, tj_ref n) {
-    struct tj_iview v = tj_iview_of(it, n), s = tj_iview_of(it, tj_iin(it, n, 0)), e = tj_iview_of(it, tj_iin(it, n, 1));
+    struct tj_iview v = tj_iview_of(it, n), s = tj_iview_of(it, tj_iin(it, n, 0)),
+                    e = tj_iview_of(it, tj_iin(it, n, 1));
     bool real = s.dtype == TRACE_F64;
     double fstart = tj_iload_f64(s.dtype, s.p), fstep = tj_iload_f64(e.dtype, e.p);
     int64_t start = tj_iload_i64(s.dtype, s.p), step = tj_iload_i64(e.dtype, e.p);

@@ -5,8 +5,8 @@
 enum term { TERM_PLAIN, TERM_SQUARE, TERM_CENTERED, TERM_EXP };
 
 // Sum of n elements in row-major order: element i goes to partial i mod 64 of block i / 4096; the partials join by
-// halving, the blocks as a balanced binary tree by number: a stack where two subtrees of equal size join at once and the
-// rest at the end, the rightmost first.
+// halving, the blocks as a balanced binary tree by number: a stack where two subtrees of equal size join at once and
+// the rest at the end, the rightmost first.
 #define SUM(T, NAME, EXP)                                                                                              \
     static T NAME(struct tj_walk w, tj_dtype d, int64_t n, enum term term, T c) {                                      \
         T stack[64], buf[TJ_RED_BLOCK];                                                                                \
@@ -187,7 +187,7 @@ void tj_interp_reduce(const struct tj_interp *it, tj_ref n) {
     }
 }
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
+// ---- rows ----------------------------------------------------------------------------------------------------------
 
 // One row: x and the result, and where the op has them, weight and bias, each with its own walk.
 struct row {
@@ -233,7 +233,10 @@ struct row {
                 switch (op) {                                                                                          \
                 case TJ_OP_SOFTMAX: v = EXP(v - c) / s; break;                                                         \
                 case TJ_OP_LOG_SOFTMAX: v = (v - c) - s; break;                                                        \
-                case TJ_OP_LAYER_NORM: v = ((v - c) * s) * w.MEMBER[i]; v = v + b.MEMBER[i]; break;                    \
+                case TJ_OP_LAYER_NORM:                                                                                 \
+                    v = ((v - c) * s) * w.MEMBER[i];                                                                   \
+                    v = v + b.MEMBER[i];                                                                               \
+                    break;                                                                                             \
                 default: v = (v * s) * w.MEMBER[i]; break;                                                             \
                 }                                                                                                      \
                 x.MEMBER[i] = v;                                                                                       \

@@ -72,9 +72,9 @@ static inline float tj_bf16_to_f32(uint16_t h) { return tj_bits_f32((uint32_t)h 
 
 // ---- exp -----------------------------------------------------------------------------------------------------------
 
-// e^(a + lo) = p * s1 * s2 for a in [-170, 89] and a tiny lo. s1 and s2 are normal powers of two, p is in [0.7, 1.5], so
-// p * s1 is exact and the second product rounds once, to a subnormal or infinity where that is the result (an emitter
-// that has it may use one scalef by n). NaN: p is NaN, s1 and s2 are some powers of two.
+// e^(a + lo) = p * s1 * s2 for a in [-170, 89] and a tiny lo. s1 and s2 are normal powers of two, p is in [0.7, 1.5],
+// so p * s1 is exact and the second product rounds once, to a subnormal or infinity where that is the result (an
+// emitter that has it may use one scalef by n). NaN: p is NaN, s1 and s2 are some powers of two.
 struct tj_exp_parts {
     float p, s1, s2;
 };
@@ -121,7 +121,7 @@ static inline float tj_log_f32(float x) {
     float xn = tiny ? xs : x;
     float e0 = tiny ? -23.0f : 0.0f;
     uint32_t b = tj_f32_bits(xn) - TJ_SQRTHALF_BITS;
-    float e = (float)((int32_t)b >> 23) + e0;                                       // arithmetic shift
+    float e = (float)((int32_t)b >> 23) + e0;                  // arithmetic shift
     float m = tj_bits_f32((b & 0x7fffffu) + TJ_SQRTHALF_BITS); // [sqrt(1/2), sqrt 2)
     float f = m - 1.0f;
     float s = f * f;
@@ -215,8 +215,8 @@ static inline float tj_gelu_tanh_f32(float x) {
     float h = a * a;
     float hl = fmaf(a, a, -h);
     float w = fmaf(TJ_GELUT_C3, h, TJ_GELUT_C1);
-    float d = w - TJ_GELUT_C1;            // exact
-    float wl = fmaf(TJ_GELUT_C3, h, -d);  // what w lost
+    float d = w - TJ_GELUT_C1;           // exact
+    float wl = fmaf(TJ_GELUT_C3, h, -d); // what w lost
     wl = fmaf(TJ_GELUT_C3, hl, wl);
     wl = fmaf(TJ_GELUT_C3L, h, wl);
     wl = wl + TJ_GELUT_C1L;
@@ -305,18 +305,18 @@ static inline struct tj_trig tj_trig_fast(float z) {
 static inline struct tj_trig tj_trig_slow(float z) {
     static const uint32_t words[8] = TJ_2_PI_WORDS;
     uint32_t b = tj_f32_bits(z);
-    uint32_t e = (b >> 23) - 126u;                   // 18..128
-    uint32_t m = b << 8 | 0x80000000u;               // mantissa, its top bit worth 2^(e-1)
-    uint32_t i = e >> 5;                             // first word that counts: 0..4
+    uint32_t e = (b >> 23) - 126u;     // 18..128
+    uint32_t m = b << 8 | 0x80000000u; // mantissa, its top bit worth 2^(e-1)
+    uint32_t i = e >> 5;               // first word that counts: 0..4
     uint32_t sh = e & 31u;
     uint64_t w0 = words[i & 7u], w1 = words[(i + 1u) & 7u], w2 = words[(i + 2u) & 7u], w3 = words[(i + 3u) & 7u];
-    uint64_t hi = ((w0 << 32 | w1) << sh) >> 32;     // 96 bits of 2/pi from bit e on
+    uint64_t hi = ((w0 << 32 | w1) << sh) >> 32; // 96 bits of 2/pi from bit e on
     uint64_t mid = ((w1 << 32 | w2) << sh) >> 32;
     uint64_t lo = ((w2 << 32 | w3) << sh) >> 32;
     uint64_t p = (m * lo >> 32) + m * mid + (m * hi << 32); // mod 2^64; the point is below the two top bits
     uint64_t half = p + 0x2000000000000000ull;
-    uint32_t q = (uint32_t)(half >> 62);             // nearest quadrant
-    int64_t f = (int64_t)(p << 2);                   // what is left, in 2^-64 quadrants, signed by the wrap
+    uint32_t q = (uint32_t)(half >> 62); // nearest quadrant
+    int64_t f = (int64_t)(p << 2);       // what is left, in 2^-64 quadrants, signed by the wrap
     float r = (float)((double)f * TJ_PIO2_M64);
     r = z < INFINITY ? r : z - z;
     struct tj_trig o = {r, q};
@@ -359,7 +359,7 @@ static inline float tj_pow_f32(float x, float y) {
     float z = tj_abs_f32(x);
     double xd = (double)z;
     uint64_t b = tj_f64_bits(xd) - TJ_SQRTHALF_BITS64;
-    uint64_t eb = (b + (2048ull << 52)) >> 52;                           // e + 2048 in 12 bits
+    uint64_t eb = (b + (2048ull << 52)) >> 52; // e + 2048 in 12 bits
     double e = tj_bits_f64(eb | 0x4330000000000000ull) - (0x1p52 + 2048.0);
     double m = tj_bits_f64((b & 0xfffffffffffffull) + TJ_SQRTHALF_BITS64); // [sqrt(1/2), sqrt 2)
     double s = (m - 1.0) / (m + 1.0);
@@ -369,8 +369,8 @@ static inline float tj_pow_f32(float x, float y) {
     l = fma(l, u, TJ_POW_L2);
     l = fma(l, u, TJ_POW_L1);
     l = fma(l, u, TJ_POW_L0);
-    l = fma(l, s, e);                        // log2 |x|
-    l = xd < INFINITY ? l : xd;              // inf; NaN
+    l = fma(l, s, e);           // log2 |x|
+    l = xd < INFINITY ? l : xd; // inf; NaN
     l = xd == 0.0 ? -INFINITY : l;
     double t = (double)y * l;
     t = t > TJ_POW_MAX ? TJ_POW_MAX : t;
@@ -470,7 +470,8 @@ static inline double tj_remainder_f64(double a, double b) {
     bool differ = (m < 0.0) != (b < 0.0);
     return m != 0.0 && differ ? moved : m;
 }
-// As Python's //: from the exact remainder, so that a quotient just under an integer does not round up to it. b == 0: a/b.
+// As Python's //: from the exact remainder, so that a quotient just under an integer does not round up to it. b == 0:
+// a/b.
 static inline float tj_floor_divide_f32(float a, float b) {
     float q = a / b;
     float m = fmodf(a, b);
