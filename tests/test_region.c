@@ -15,7 +15,7 @@
 struct tj_plan {
     struct tj_trace trace;
     struct tj_segment seg;
-    tj_ref outs[64], writes[64];
+    tj_ref outs[256], writes[256];
 };
 static bool run_nothing; // plans touch no memory: what the interpreter allocates doesn't count
 static atomic_int compiles, live_plans, compile_fails, create_fails;
@@ -47,7 +47,7 @@ static tj_status fake_compile(void *state, const struct tj_segment *seg, struct 
     struct tj_plan *p = tj_calloc(1, sizeof *p);
     if (!p)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory");
-    ck_assert(seg->nouts <= 64 && seg->nwrites <= 64);
+    ck_assert(seg->nouts <= 256 && seg->nwrites <= 256);
     tj_trace_init(&p->trace);
     if (!tj_trace_copy(&p->trace, seg->trace)) {
         tj_free(p);
@@ -1098,6 +1098,169 @@ START_TEST(prints) {
 }
 END_TEST
 
+// ---- random programs ------------------------------------------------------------------------------------------------
+
+// A random body over three tensors (owned, wrapped, a view of the wrapped one's memory): ops, writes, readbacks,
+// releases. Eagerly it gives what it must give in a region, wherever breaks fall; run again it compiles nothing.
+enum { WIDTH = 3, VALUES = 40, SEEN = 64 };
+struct program {
+    uint64_t seed;
+    int steps;
+    bool in_region;
+    double seen[SEEN];
+    int nseen;
+    float outs[4][WIDTH], memory[2][WIDTH + 1];
+    int nouts;
+};
+
+static void wrote(const trace_tensor *t) { ck_assert_msg(t != NULL, "%s", trace_last_error(ctx)); }
+
+static void body(struct program *p, trace_tensor **leaf, trace_tensor **out, trace_tensor **later, int *nlater) {
+    uint64_t rng = p->seed;
+    trace_tensor *v[VALUES];
+    bool gone[VALUES] = {0};
+    int n = 0;
+    for (int i = 0; i < 3; i++)
+        v[n++] = leaf[i];
+    *nlater = 0;
+    for (int i = 0; i < p->steps && n < VALUES - 1; i++) {
+        trace_tensor *a, *b;
+        int ia, ib;
+        do
+            ia = (int)(tj_test_random(&rng) % (uint64_t)n);
+        while (gone[ia]);
+        do
+            ib = (int)(tj_test_random(&rng) % (uint64_t)n);
+        while (gone[ib]);
+        a = v[ia], b = v[ib];
+        switch (tj_test_random(&rng) % 18) {
+        case 0:
+        case 1: v[n++] = trace_add(a, b); break;
+        case 2:
+        case 3: v[n++] = trace_mul_f(a, 0.5 + (double)(i % 4)); break;
+        case 4: v[n++] = trace_maximum(a, b); break;
+        case 5: v[n++] = trace_sub_f(a, 1); break;
+        case 6: v[n++] = trace_reshape(a, TRACE_DIMS(WIDTH)); break; // a view
+        case 7:
+            v[n++] = trace_transpose(trace_transpose(trace_reshape(a, TRACE_DIMS(WIDTH, 1)), 0, 1), 0, 1),
+            v[n - 1] = trace_reshape(v[n - 1], TRACE_DIMS(WIDTH));
+            break;
+        case 8: wrote(trace_add_(a, trace_mul_f(b, 0.25))); break;
+        case 9: wrote(trace_mul_f_(trace_slice(a, 0, 1, 3, 1), 0.5)); break;
+        case 10: wrote(trace_copy_(a, trace_mul_f(b, 1))); break;
+        case 11:
+        case 12: { // a readback that steers
+            double d = 0;
+            TJ_ASSERT_OK(trace_item_f64(trace_slice(a, 0, 2, 3, 1), &d));
+            if (p->nseen < SEEN)
+                p->seen[p->nseen++] = d;
+            if (d > 1)
+                v[n++] = trace_add(a, b);
+            break;
+        }
+        case 13: {
+            float f[WIDTH];
+            TJ_ASSERT_OK(trace_read(a, f, sizeof f));
+            if (p->nseen < SEEN)
+                p->seen[p->nseen++] = (double)f[0] + (double)f[1] * 3;
+            break;
+        }
+        case 14:
+            if (p->in_region && ia > 2)
+                trace_release(a);
+            gone[ia] = ia > 2;
+            break;
+        case 15: {
+            float f[WIDTH] = {(float)i, 1, (float)-i};
+            TJ_ASSERT_OK(trace_write(leaf[ia % 3], f, sizeof f));
+            break;
+        }
+        case 16:
+            if (*nlater < 4) { // eagerly: the value now
+                a = trace_slice(a, 0, 0, 1, 1);
+                later[*nlater] = p->in_region ? trace_item_later(a) : trace_clone(a);
+                wrote(later[*nlater]);
+                if (!p->in_region)
+                    (void)trace_retain(later[*nlater]); // the scope releases its own
+                (*nlater)++;
+            }
+            break;
+        default: v[n++] = trace_relu(a); break;
+        }
+        ck_assert_msg(v[n - 1] != NULL, "%s", trace_last_error(ctx));
+    }
+    for (int i = n - 1; i > 2 && p->nouts < 4; i--) {
+        if (!gone[i])
+            out[p->nouts++] = trace_clone(v[i]);
+    }
+}
+
+static void run_program(struct program *p) {
+    float own[WIDTH] = {1, -2, 3}, wrapped[WIDTH + 1] = {0.5f, 4, -1, 2};
+    trace_tensor *leaf[3], *out[4] = {0}, *later[4];
+    int nlater = 0;
+    leaf[0] = trace_from(ctx, TRACE_F32, own, TRACE_DIMS(WIDTH));
+    trace_tensor *whole = trace_wrap(ctx, TRACE_F32, wrapped, TRACE_DIMS(WIDTH + 1));
+    leaf[1] = trace_slice(whole, 0, 0, WIDTH, 1);
+    leaf[2] = trace_slice(whole, 0, 1, WIDTH + 1, 1); // overlaps
+    p->nseen = p->nouts = 0;
+    trace_region *eager;
+    TJ_ASSERT_OK(trace_region_create(ctx, "reference", TRACE_REGION_OPTIONS(.mode = TRACE_MODE_EAGER), &eager));
+    trace_region *r = p->in_region ? region : eager;
+    if (trace_begin(r, NULL, 0))
+        body(p, leaf, out, later, &nlater);
+    TJ_ASSERT_OK(trace_end(r, out, (size_t)p->nouts));
+    for (int i = 0; i < p->nouts; i++) {
+        TJ_ASSERT_OK(trace_read(out[i], p->outs[i], sizeof p->outs[i]));
+        trace_release(out[i]);
+    }
+    for (int i = 0; i < nlater; i++) {
+        double d;
+        TJ_ASSERT_OK(trace_item_f64(later[i], &d));
+        if (p->nseen < SEEN)
+            p->seen[p->nseen++] = d;
+        trace_release(later[i]);
+    }
+    TJ_ASSERT_OK(trace_read(leaf[0], p->memory[0], sizeof own));
+    memcpy(p->memory[1], wrapped, sizeof wrapped);
+    for (int i = 0; i < 3; i++)
+        trace_release(leaf[i]);
+    trace_release(whole);
+    trace_region_release(eager);
+}
+
+START_TEST(random_programs) {
+    const char *one = getenv("TJ_SEED");
+    for (uint64_t seed = one ? strtoull(one, NULL, 0) : 1; seed <= (one ? strtoull(one, NULL, 0) : 400); seed++) {
+        start();
+        struct program want = {.seed = seed * 7919, .steps = 6 + (int)(seed % 30)}, got;
+        run_program(&want);
+        int before = 0;
+        for (int round = 0; round < 3; round++) {
+            memset(&got, 0, sizeof got);
+            got.seed = want.seed, got.steps = want.steps, got.in_region = true;
+            if (round == 1)
+                before = atomic_load(&compiles);
+            run_program(&got);
+            ck_assert_msg(got.nseen == want.nseen && got.nouts == want.nouts, "seed %" PRIu64 " run %d", seed, round);
+            for (int i = 0; i < want.nseen; i++)
+                ck_assert_msg(got.seen[i] == want.seen[i], "seed %" PRIu64 " run %d: value %d is %g, not %g", seed,
+                              round, i, got.seen[i], want.seen[i]);
+            for (int i = 0; i < want.nouts; i++)
+                for (int k = 0; k < WIDTH; k++)
+                    ck_assert_msg(got.outs[i][k] == want.outs[i][k],
+                                  "seed %" PRIu64 " run %d: output %d[%d] is %g, not %g", seed, round, i, k,
+                                  (double)got.outs[i][k], (double)want.outs[i][k]);
+            ck_assert_msg(!memcmp(got.memory, want.memory, sizeof got.memory), "seed %" PRIu64 " run %d: memory", seed,
+                          round);
+        }
+        ck_assert_msg(atomic_load(&compiles) == before, "seed %" PRIu64 ": %d plans made by later runs", seed,
+                      atomic_load(&compiles) - before);
+        close_all();
+    }
+}
+END_TEST
+
 // ---- steady state, faults, threads ----------------------------------------------------------------------------------
 
 START_TEST(steady_run_allocates_nothing) {
@@ -1211,4 +1374,5 @@ TJ_TEST_MAIN("region", runs_and_hits, wrong_order, ended_on_another_thread, outp
              nested_refused, loop_with_break, break_in_branch, late_use, break_and_writes, host_write_inside,
              kinds_of_readback, fullgraph, deferred, lint, recompile_reasons, bounded, code_limit, colliding_hashes,
              fallbacks, eager_ops, eager_scope, sized_stats, option_sizes, reports, shutdown, released_while_open,
-             data_errors, log_lines, op_by_op, prints, steady_run_allocates_nothing, every_allocation_may_fail, threads)
+             data_errors, log_lines, op_by_op, prints, random_programs, steady_run_allocates_nothing,
+             every_allocation_may_fail, threads)

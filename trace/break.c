@@ -22,7 +22,9 @@ enum {
     MARK_HOST = 8,     // the host itself may
     MARK_TAINT = 16,   // made from memory that this segment overwrites
     MARK_SEEN = 32,    // its operands are marked
-    MARK_TEMP = MARK_NEED | MARK_LIVE | MARK_HOST | MARK_TAINT | MARK_SEEN
+    MARK_COPY = 64,    // stored, and an op of this segment writes into a copy of it
+    MARK_RAW = 128,    // would be tainted if earlier breaks had stored nothing
+    MARK_TEMP = MARK_RAW | MARK_COPY | MARK_NEED | MARK_LIVE | MARK_HOST | MARK_TAINT | MARK_SEEN
 };
 
 // ---- helpers --------------------------------------------------------------------------------------------------------
@@ -151,6 +153,8 @@ static void need(struct tj_box *b, const tj_ref *refs, uint32_t n, tj_ref *low, 
             continue;
         }
         const tj_ref *in = tj_node_in(&run->trace, node);
+        if (node->op == TJ_OP_UPDATE && run->values[in[0]].state == TJ_V_STORED && !tj_root_tensor(run, i))
+            b->mark[in[0]] |= MARK_COPY;
         for (uint32_t k = 0; k < node->nin; k++) {
             // Where computing again begins, storing would have spared it.
             if (!(b->mark[i] & MARK_EXECUTED) && (b->mark[in[k]] & MARK_EXECUTED))
@@ -203,7 +207,11 @@ static tj_ref emit(struct tj_box *b, tj_ref i) {
             key = t->leafkeys[a->index];
             key.flags &= (uint16_t)~TJ_LEAF_WRITTEN;
         }
-        return add_leaf(b, x, key, shape, loc);
+        tj_ref leaf = add_leaf(b, x, key, shape, loc);
+        // An UPDATE writes a leaf in place. A stored value is never written: others read it.
+        if (leaf != TJ_NIL && b->mark[i] & MARK_COPY)
+            leaf = tj_trace_append(s, TJ_OP_COPY, (tj_dtype)n->dtype, shape, &leaf, 1, NULL, 0, loc);
+        return leaf;
     }
     if (n->op == TJ_OP_LEAF) {
         const struct tj_attr_leaf *a = tj_node_attr(t, n);
@@ -445,20 +453,37 @@ static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites,
             for (uint32_t k = 0; k < nwrites && !by_host; k++)
                 final |= writes[k] == i;
             if (!final)
-                b->mark[i] |= MARK_TAINT;
+                b->mark[i] |= MARK_TAINT | MARK_RAW;
             continue;
         }
-        if (run->values[i].state == TJ_V_STORED)
-            continue;
         const struct tj_node *n = &t->nodes[i];
         const tj_ref *in = tj_node_in(t, n);
-        for (uint32_t k = 0; k < n->nin; k++) {
-            if (b->mark[in[k]] & MARK_TAINT) {
-                b->mark[i] |= MARK_TAINT;
-                break;
-            }
-        }
+        uint8_t m = 0;
+        for (uint32_t k = 0; k < n->nin; k++)
+            m |= b->mark[in[k]];
+        b->mark[i] |= m & (run->values[i].state == TJ_V_STORED ? MARK_RAW : MARK_TAINT | MARK_RAW);
     }
+}
+
+// A value that is only safe from the writes because an earlier break stored it, while everything was stored, counts as
+// used: had it not been stored, it would have to be computed again now.
+static void use_saved(struct tj_box *b) {
+    const struct tj_run *run = &b->run;
+    for (tj_ref i = b->nmark; i-- > 0;) {
+        uint8_t m = b->mark[i];
+        if (!(m & MARK_RAW) || m & MARK_TAINT || !(m & (MARK_HOST | MARK_SEEN)))
+            continue;
+        if (run->values[i].state == TJ_V_STORED) {
+            mark_used(b, i);
+            continue;
+        }
+        const struct tj_node *n = &run->trace.nodes[i];
+        const tj_ref *in = tj_node_in(&run->trace, n);
+        for (uint32_t k = 0; k < n->nin; k++)
+            b->mark[in[k]] |= MARK_SEEN;
+    }
+    for (tj_ref i = 0; i < b->nmark; i++)
+        b->mark[i] &= (uint8_t)~MARK_SEEN;
 }
 
 // ---- a break --------------------------------------------------------------------------------------------------------
@@ -503,6 +528,7 @@ static bool add_musts(struct tj_box *b, struct flush *f) {
         return true;
     mark_host(b);
     mark_taint(b, b->writes, f->nwrites, f->about);
+    use_saved(b);
     for (tj_ref i = 0; i < b->nmark; i++) {
         if ((b->mark[i] & (MARK_HOST | MARK_TAINT)) == (MARK_HOST | MARK_TAINT) && storable(b, i) &&
             !is_write(b, f, i) && !add(b, f, i))
