@@ -157,7 +157,7 @@ static void find_splats(struct gen *g) {
                 g->splat[s->in[n]] = true;
             }
         }
-        if (has_access(s->op) && !(s->op == TJ_KOP_STORE && g->place[i] <= AT_ROW)) {
+        if (s->op == TJ_KOP_LOAD || s->op == TJ_KOP_STORE) {
             g->acc[s->imm].used |= g->place[i] >= AT_MID && g->needed[i];
         }
     }

@@ -168,13 +168,14 @@ static tj_lv erf_f32(struct fn *m, tj_lv x) {
 }
 
 static tj_lv gelu_f32(struct fn *m, tj_lv x) {
-    static const double c[] = {TJ_GELU_R8, TJ_GELU_R7, TJ_GELU_R6, TJ_GELU_R5, TJ_GELU_R4,
-                               TJ_GELU_R3, TJ_GELU_R2, TJ_GELU_R1, TJ_GELU_R0};
+    static const double c[] = {TJ_GELU_R9, TJ_GELU_R8, TJ_GELU_R7, TJ_GELU_R6, TJ_GELU_R5,
+                               TJ_GELU_R4, TJ_GELU_R3, TJ_GELU_R2, TJ_GELU_R1, TJ_GELU_R0};
     tj_lv a = cap(m, fabs_(m, x), TJ_GELU_MAX);
     tj_lv h = mul(m, a, a), hl = fma_(m, a, a, neg(m, h)), half = num(m, -0.5);
     struct parts k = exp_split(m, mul(m, half, h), mul(m, half, hl));
     tj_lv t = quo(m, num(m, 1), fma_(m, a, num(m, TJ_GELU_K), num(m, 1)));
-    tj_lv q = mul(m, mul(m, poly(m, t, c, 9), t), mul(m, a, k.p));
+    tj_lv w = mul(m, a, t);
+    tj_lv q = mul(m, mul(m, poly(m, w, c, 10), w), k.p);
     q = mul(m, mul(m, q, k.s1), k.s2);
     return sub(m, if_negative(m, x, num(m, -0.0), x), q);
 }
