@@ -1,7 +1,7 @@
 // trace/infer.c: promotion, scalar conversion, broadcasting and view strides: what an op's result looks like.
 #include <math.h>
+#include <stdio.h>
 
-#include "../lib/strbuf.h"
 #include "record.h"
 
 // ---- scalars --------------------------------------------------------------------------------------
@@ -11,8 +11,9 @@ double tj_round_to(tj_dtype d, double v) {
     static const struct {
         int digits, emin;
         double max;
-    } formats[] = {
-        [TRACE_F16] = {11, -14, 65504.0}, [TRACE_BF16] = {8, -126, 0x1.fep127}, [TRACE_F32] = {24, -126, 0x1.fffffep127}};
+    } formats[] = {[TRACE_F16] = {11, -14, 65504.0},
+                   [TRACE_BF16] = {8, -126, 0x1.fep127},
+                   [TRACE_F32] = {24, -126, 0x1.fffffep127}};
     if (d == TRACE_F64 || v == 0) {
         return v;
     }
@@ -176,16 +177,13 @@ bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank
 }
 
 const char *tj_dims_text(char *buf, size_t cap, const int64_t *dims, size_t rank) {
-    struct tj_strbuf sb = {0};
-    tj_sb_dims(&sb, dims, rank);
-    const char *s = sb.s && !sb.failed ? sb.s : "[?]";
-    size_t n = strlen(s);
-    if (n >= cap) {
-        n = cap - 1;
+    size_t n = 0;
+    buf[n++] = '[';
+    for (size_t i = 0; i < rank && n + 24 < cap; i++) {
+        n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "", (long long)dims[i]);
     }
-    memcpy(buf, s, n);
+    buf[n++] = ']';
     buf[n] = '\0';
-    tj_sb_free(&sb);
     return buf;
 }
 
@@ -228,14 +226,6 @@ bool tj_rec_shape(struct tj_rec *q, const int64_t *dims, size_t rank, tj_dtype d
     return true;
 }
 
-const char *tj_node_text(struct tj_rec *q, char *buf, size_t cap, tj_ref n) {
-    const char *d = tj_dtypes[tj_rec_dtype(q, n)].name;
-    size_t k = strlen(d);
-    memcpy(buf, d, k);
-    (void)tj_dims_text(buf + k, cap - k, tj_rec_dims(q, n), tj_rec_rank(q, n));
-    return buf;
-}
-
 bool tj_rec_broadcast(struct tj_rec *q, tj_ref a, tj_ref b, int64_t *dims, size_t *rank) {
     const int64_t *da = tj_rec_dims(q, a), *db = tj_rec_dims(q, b);
     size_t ra = tj_rec_rank(q, a), rb = tj_rec_rank(q, b), bad;
@@ -243,10 +233,11 @@ bool tj_rec_broadcast(struct tj_rec *q, tj_ref a, tj_ref b, int64_t *dims, size_
         return true;
     }
     char ta[TJ_DIMS_TEXT], tb[TJ_DIMS_TEXT];
-    tj_op_fail(TRACE_ERR_SHAPE, q->op, q->loc,
-               "shapes %s and %s do not broadcast: dim %zu is %lld against %lld; make them equal or 1 (unsqueeze, expand)",
-               tj_dims_text(ta, sizeof ta, da, ra), tj_dims_text(tb, sizeof tb, db, rb), (ra > rb ? ra : rb) - bad,
-               (long long)da[ra - bad], (long long)db[rb - bad]);
+    tj_op_fail(
+        TRACE_ERR_SHAPE, q->op, q->loc,
+        "shapes %s and %s do not broadcast: dim %zu is %lld against %lld; make them equal or 1 (unsqueeze, expand)",
+        tj_dims_text(ta, sizeof ta, da, ra), tj_dims_text(tb, sizeof tb, db, rb), (ra > rb ? ra : rb) - bad,
+        (long long)da[ra - bad], (long long)db[rb - bad]);
     return false;
 }
 

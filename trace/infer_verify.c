@@ -200,7 +200,8 @@ static bool shapes_ok(const struct check *c, const struct side *o, const struct 
         }
         if (op == TJ_OP_SLICE) {
             const struct tj_attr_slice *a = attr;
-            bool ok = a->dim >= 0 && a->dim < (int64_t)in[0].rank && a->step >= 1 && o->rank == in[0].rank && is_scalar(&in[1]);
+            bool ok = a->dim >= 0 && a->dim < (int64_t)in[0].rank && a->step >= 1 && o->rank == in[0].rank &&
+                      is_scalar(&in[1]);
             if (ok) {
                 int64_t start = t->params[((const struct tj_attr_param *)tj_node_attr(t, in[1].n))->index].v.i;
                 int64_t n = o->dims[a->dim];
@@ -222,9 +223,10 @@ static bool shapes_ok(const struct check *c, const struct side *o, const struct 
         }
         return true;
     case TJ_CONTRACT:
-        if (op == TJ_OP_MATMUL &&
-            (in[0].rank < 2 || in[1].rank < 2 || o->rank < 2 || in[0].dims[in[0].rank - 1] != in[1].dims[in[1].rank - 2] ||
-             o->dims[o->rank - 2] != in[0].dims[in[0].rank - 2] || o->dims[o->rank - 1] != in[1].dims[in[1].rank - 1])) {
+        if (op == TJ_OP_MATMUL && (in[0].rank < 2 || in[1].rank < 2 || o->rank < 2 ||
+                                   in[0].dims[in[0].rank - 1] != in[1].dims[in[1].rank - 2] ||
+                                   o->dims[o->rank - 2] != in[0].dims[in[0].rank - 2] ||
+                                   o->dims[o->rank - 1] != in[1].dims[in[1].rank - 1])) {
             return bad(c, "inner or outer extents do not fit");
         }
         if (op == TJ_OP_LINEAR && (in[1].rank != 2 || in[0].rank < 1 || in[0].dims[in[0].rank - 1] != in[1].dims[1] ||
@@ -256,7 +258,8 @@ bool tj_trace_verify(const struct tj_trace *t, char *err, size_t cap) {
         if (tj_ops[n->op].nin >= 0 ? n->nin != (uint32_t)tj_ops[n->op].nin : n->nin == 0) {
             return bad(&c, "%u operands", n->nin);
         }
-        if (n->nin > 4 && (n->in[0] > t->noperands || n->nin > t->noperands - n->in[0] || n->in[1] || n->in[2] || n->in[3])) {
+        if (n->nin > 4 &&
+            (n->in[0] > t->noperands || n->nin > t->noperands - n->in[0] || n->in[1] || n->in[2] || n->in[3])) {
             return bad(&c, "operand list");
         }
         for (uint32_t k = n->nin; n->nin <= 4 && k < 4; k++) {
@@ -264,7 +267,8 @@ bool tj_trace_verify(const struct tj_trace *t, char *err, size_t cap) {
                 return bad(&c, "unused operand %u is not 0", k);
             }
         }
-        if (n->nattr != attr_words((enum tj_op)n->op) || (n->nattr ? n->attr == 0 || n->attr + n->nattr > t->nattrs : n->attr != 0)) {
+        if (n->nattr != attr_words((enum tj_op)n->op) ||
+            (n->nattr ? n->attr == 0 || n->attr + n->nattr > t->nattrs : n->attr != 0)) {
             return bad(&c, "%u words of attributes at %u", (unsigned)n->nattr, n->attr);
         }
         const tj_ref *in = tj_node_in(t, n);

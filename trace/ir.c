@@ -132,7 +132,8 @@ uint32_t tj_trace_shape(struct tj_trace *t, const int64_t *dims, size_t rank) {
 tj_ref tj_trace_append(struct tj_trace *t, enum tj_op op, tj_dtype d, uint32_t shape, const tj_ref *in, size_t nin,
                        const void *attr, size_t n8, struct tj_loc loc) {
     uint32_t n = t->nnodes;
-    if (n >= TJ_NIL - 1 || nin > UINT32_MAX / 2 || !tj_grow((void **)&t->nodes, &t->capnodes, n + 1, sizeof *t->nodes) ||
+    if (n >= TJ_NIL - 1 || nin > UINT32_MAX / 2 ||
+        !tj_grow((void **)&t->nodes, &t->capnodes, n + 1, sizeof *t->nodes) ||
         !tj_grow((void **)&t->locs, &t->caplocs, n + 1, sizeof *t->locs)) {
         return TJ_NIL;
     }
@@ -150,8 +151,7 @@ tj_ref tj_trace_append(struct tj_trace *t, enum tj_op op, tj_dtype d, uint32_t s
     }
     if (n8) {
         uint32_t at = t->nattrs ? t->nattrs : 1;
-        if (at > UINT32_MAX - 256 ||
-            !tj_grow((void **)&t->attrs, &t->capattrs, at + (uint32_t)n8, sizeof *t->attrs)) {
+        if (at > UINT32_MAX - 256 || !tj_grow((void **)&t->attrs, &t->capattrs, at + (uint32_t)n8, sizeof *t->attrs)) {
             return TJ_NIL;
         }
         t->attrs[0] = 0;
@@ -204,16 +204,15 @@ static bool copy_array(void **dst, uint32_t *cap, const void *src, uint32_t n, s
 }
 
 bool tj_trace_copy(struct tj_trace *dst, const struct tj_trace *src) {
-    bool ok = copy_array((void **)&dst->nodes, &dst->capnodes, src->nodes, src->nnodes, sizeof *src->nodes) &&
-              copy_array((void **)&dst->dims, &dst->capdims, src->dims, src->ndims, sizeof *src->dims) &&
-              copy_array((void **)&dst->attrs, &dst->capattrs, src->attrs, src->nattrs, sizeof *src->attrs) &&
-              copy_array((void **)&dst->operands, &dst->capoperands, src->operands, src->noperands,
-                         sizeof *src->operands) &&
-              copy_array((void **)&dst->leafkeys, &dst->capleafkeys, src->leafkeys, src->nleaves,
-                         sizeof *src->leafkeys) &&
-              tj_grow((void **)&dst->leaves, &dst->capleaves, src->nleaves, sizeof *dst->leaves) &&
-              copy_array((void **)&dst->params, &dst->capparams, src->params, src->nparams, sizeof *src->params) &&
-              copy_array((void **)&dst->locs, &dst->caplocs, src->locs, src->nnodes, sizeof *src->locs);
+    bool ok =
+        copy_array((void **)&dst->nodes, &dst->capnodes, src->nodes, src->nnodes, sizeof *src->nodes) &&
+        copy_array((void **)&dst->dims, &dst->capdims, src->dims, src->ndims, sizeof *src->dims) &&
+        copy_array((void **)&dst->attrs, &dst->capattrs, src->attrs, src->nattrs, sizeof *src->attrs) &&
+        copy_array((void **)&dst->operands, &dst->capoperands, src->operands, src->noperands, sizeof *src->operands) &&
+        copy_array((void **)&dst->leafkeys, &dst->capleafkeys, src->leafkeys, src->nleaves, sizeof *src->leafkeys) &&
+        tj_grow((void **)&dst->leaves, &dst->capleaves, src->nleaves, sizeof *dst->leaves) &&
+        copy_array((void **)&dst->params, &dst->capparams, src->params, src->nparams, sizeof *src->params) &&
+        copy_array((void **)&dst->locs, &dst->caplocs, src->locs, src->nnodes, sizeof *src->locs);
     if (ok && src->nshapes) {
         tj_free(dst->shapetab);
         dst->shapetab = tj_malloc(src->capshapetab * sizeof *dst->shapetab);

@@ -1,4 +1,5 @@
-// trace/record.c: from a call of an op to nodes of the open run: operands, interning, handles, the life of a run's tables.
+// trace/record.c: from a call of an op to nodes of the open run: operands, interning, handles, the life of a run's
+// tables.
 #include "record.h"
 
 #include "../lib/hash.h"
@@ -17,7 +18,7 @@ void tj_run_reset(struct tj_run *run) {
     run->written = false;
     run->fresh_from = 0;
     if (run->rec) {
-        run->rec->ninterned = run->rec->nleafslots = 0;
+        run->rec->ninterned = run->rec->nleafslots = run->rec->nviews = 0;
         run->rec->groups = 0;
         run->rec->scalar_known = false;
     }
@@ -76,7 +77,8 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
         if (v->latest < nnodes) {
             continue;
         }
-        if (v->rebased) { // its group is undone; what was written before it is the first operand chain of the leaf itself
+        if (v->rebased) { // its group is undone; what was written before it is the first operand chain of the leaf
+                          // itself
             v->rebased = false;
             v->latest = i;
             for (uint32_t k = i + 1; k < nnodes; k++) {
@@ -107,9 +109,10 @@ tj_ref tj_append_value(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t s
         tj_op_fail(TRACE_ERR_MEMORY, tj_ops[op].name, loc, "out of memory while recording");
         return TJ_NIL;
     }
-    run->values[n] = (struct tj_value){
-        .state = TJ_V_PENDING, .packed = root == TJ_NIL && op != TJ_OP_LEAF, .root = root == TJ_NIL ? n : root,
-        .latest = n};
+    run->values[n] = (struct tj_value){.state = TJ_V_PENDING,
+                                       .packed = root == TJ_NIL && op != TJ_OP_LEAF,
+                                       .root = root == TJ_NIL ? n : root,
+                                       .latest = n};
     return n;
 }
 
@@ -191,14 +194,22 @@ static inline tj_ref intern(struct tj_run *run, const struct tj_node *key, const
         const struct tj_node *n = &t->nodes[s.node];
         const struct tj_value *v = &run->values[s.node];
         if (n->op == key->op && n->dtype == key->dtype && n->nattr == key->nattr && n->shape == key->shape &&
-            n->nin == key->nin && s.node >= run->fresh_from && v->state != TJ_V_DEAD &&
-            view == (v->root != s.node) && !memcmp(tj_node_in(t, n), in, n->nin * sizeof *in) &&
+            n->nin == key->nin && s.node >= run->fresh_from && v->state != TJ_V_DEAD && view == (v->root != s.node) &&
+            !memcmp(tj_node_in(t, n), in, n->nin * sizeof *in) &&
             (n->nattr == 0 || !memcmp(t->attrs + n->attr, attr, n->nattr * sizeof *attr))) {
             *found = true;
             return s.node;
         }
     }
-    tj_ref root = view ? run->values[in[0]].root : TJ_NIL;
+    tj_ref root = TJ_NIL;
+    if (view) { // room for the chain of views, so that following one can't fail
+        root = run->values[in[0]].root;
+        if (!tj_grow((void **)&rec->chain, &rec->capchain, rec->nviews + 1, sizeof *rec->chain)) {
+            tj_op_fail(TRACE_ERR_MEMORY, tj_ops[key->op].name, loc, "out of memory while recording");
+            return TJ_NIL;
+        }
+        rec->nviews++;
+    }
     tj_ref n = key->nin > 4 ? tj_append_value(run, (enum tj_op)key->op, (tj_dtype)key->dtype, key->shape, in, key->nin,
                                               attr, key->nattr, loc, root)
                             : append_plain(run, key, attr, root, loc);
@@ -285,8 +296,7 @@ static tj_ref scalar_node(struct tj_run *run, tj_dtype d, union tj_scalar v, str
     } else {
         rec->scalar_known = true;
     }
-    if (t->nparams >= t->capparams &&
-        !tj_grow((void **)&t->params, &t->capparams, t->nparams + 1, sizeof *t->params)) {
+    if (t->nparams >= t->capparams && !tj_grow((void **)&t->params, &t->capparams, t->nparams + 1, sizeof *t->params)) {
         return TJ_NIL;
     }
     uint32_t n = t->nnodes, at = t->nattrs;
@@ -316,8 +326,12 @@ tj_ref tj_rec_scalar(struct tj_rec *q, tj_dtype d, union tj_scalar v) {
     return n == TJ_NIL && !q->r->failed ? tj_rec_oom(q) : n;
 }
 
-tj_ref tj_rec_scalar_f(struct tj_rec *q, tj_dtype d, double v) { return tj_rec_scalar(q, d, tj_scalar_convert_f(d, v)); }
-tj_ref tj_rec_scalar_i(struct tj_rec *q, tj_dtype d, int64_t v) { return tj_rec_scalar(q, d, tj_scalar_convert_i(d, v)); }
+tj_ref tj_rec_scalar_f(struct tj_rec *q, tj_dtype d, double v) {
+    return tj_rec_scalar(q, d, tj_scalar_convert_f(d, v));
+}
+tj_ref tj_rec_scalar_i(struct tj_rec *q, tj_dtype d, int64_t v) {
+    return tj_rec_scalar(q, d, tj_scalar_convert_i(d, v));
+}
 
 tj_ref tj_rec_cast(struct tj_rec *q, tj_ref n, tj_dtype d) {
     return n == TJ_NIL || tj_rec_dtype(q, n) == d ? n : tj_rec_like(q, TJ_OP_CAST, d, n, &n, 1);
@@ -332,7 +346,8 @@ static tj_ref dead(struct tj_run *run, tj_ref n, const char *op, struct tj_loc l
                    tj_ops[run->trace.nodes[n].op].name, l->file ? l->file : "?", (int)l->line,
                    run->values[n].state == TJ_V_DEAD ? "dropped with a failed inner region" : "released");
     } else {
-        tj_op_fail(TRACE_ERR_DEAD, op, loc, "a recorded value of another run; values end with their run, keep what "
+        tj_op_fail(TRACE_ERR_DEAD, op, loc,
+                   "a recorded value of another run; values end with their run, keep what "
                    "trace_end returns");
     }
     return TJ_NIL;
@@ -374,14 +389,15 @@ static tj_ref raw_node(struct tj_run *run, trace_tensor *t, const char *op, stru
         return n;
     }
     if (t->ctx != run->ctx) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc, "an operand belongs to another context; copy it with trace_read and "
+        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                   "an operand belongs to another context; copy it with trace_read and "
                    "trace_from");
         return TJ_NIL;
     }
     if (t->state != TJ_T_READY) {
-        tj_op_fail(TRACE_ERR_STATE, op, loc, t->state == TJ_T_DEFERRED
-                                                 ? "an operand of trace_item_later has no content before its run ends"
-                                                 : "an operand of trace_item_later has no content: its run failed");
+        tj_op_fail(TRACE_ERR_STATE, op, loc,
+                   t->state == TJ_T_DEFERRED ? "an operand of trace_item_later has no content before its run ends"
+                                             : "an operand of trace_item_later has no content: its run failed");
         return TJ_NIL;
     }
     return tj_leaf_of(run, t, 0);
@@ -389,7 +405,7 @@ static tj_ref raw_node(struct tj_run *run, trace_tensor *t, const char *op, stru
 
 tj_ref tj_resolve(struct tj_run *run, trace_tensor *t, const char *op, struct tj_loc loc) {
     tj_ref n = raw_node(run, t, op, loc);
-    return n == TJ_NIL || !run->written ? n : tj_value_current(run, n, op, loc);
+    return n == TJ_NIL || !run->written ? n : tj_value_current(run, n);
 }
 
 tj_ref tj_rec_raw(struct tj_rec *q, trace_tensor *t) { return raw_node(q->r, t, q->op, q->loc); }
@@ -424,7 +440,8 @@ bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, 
             return false;
         }
         if (ts[i] != TRACE_NONE && tj_is_value(ts[i])) {
-            tj_op_fail(TRACE_ERR_DEAD, op, q->loc, "a recorded value of a run that is over or of another thread; keep "
+            tj_op_fail(TRACE_ERR_DEAD, op, q->loc,
+                       "a recorded value of a run that is over or of another thread; keep "
                        "what trace_end returns");
             return false;
         }
@@ -575,7 +592,12 @@ trace_tensor *tj_quick_scalar(enum tj_op op, uint32_t dtypes, trace_tensor *a, b
     uint32_t shape = run->trace.nodes[x].shape;
     tj_ref s = scalar_node(run, d, is_float ? tj_scalar_convert_f(d, f) : tj_scalar_convert_i(d, i), loc), n = TJ_NIL;
     if (s != TJ_NIL) { // new, so the op is new too
-        struct tj_node key = {(uint16_t)op, (uint8_t)(tj_ops[op].rule == TJ_RULE_BOOL ? TRACE_BOOL : d), 0, shape, 2, 0,
+        struct tj_node key = {(uint16_t)op,
+                              (uint8_t)(tj_ops[op].rule == TJ_RULE_BOOL ? TRACE_BOOL : d),
+                              0,
+                              shape,
+                              2,
+                              0,
                               {swap ? s : x, swap ? x : s, 0, 0}};
         n = append_plain(run, &key, NULL, TJ_NIL, loc);
     }

@@ -23,8 +23,8 @@ struct tj_record {
     uint32_t capleafnodes;
     struct trace_tensor **snaps; // the leaf's tensor as it was captured; kept from run to run
     uint32_t capsnaps, nsnaps;
-    tj_ref *chain; // scratch: views between a value and its memory
-    uint32_t capchain;
+    tj_ref *chain; // scratch: views between a value and its memory; room for all views of the trace
+    uint32_t capchain, nviews;
     uint32_t scalar_shape; // the 0-d shape in the trace, once known
     bool scalar_known;
     uint16_t groups; // groups of overlapping leaves made so far
@@ -84,7 +84,7 @@ tj_ref tj_rec_op(struct tj_rec *q, enum tj_op op, tj_dtype d, const int64_t *dim
                  size_t nin, const void *attr, size_t bytes, enum tj_fresh fresh);
 // The same with the shape of node `like`.
 tj_ref tj_rec_like(struct tj_rec *q, enum tj_op op, tj_dtype d, tj_ref like, const tj_ref *in, size_t nin);
-tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on); // view n, its first operand replaced
+tj_ref tj_rec_again(struct tj_run *run, tj_ref n, tj_ref on);          // view n, its first operand replaced
 tj_ref tj_rec_scalar(struct tj_rec *q, tj_dtype d, union tj_scalar v); // v already of dtype d
 tj_ref tj_rec_scalar_f(struct tj_rec *q, tj_dtype d, double v);        // converted and rounded to d
 tj_ref tj_rec_scalar_i(struct tj_rec *q, tj_dtype d, int64_t v);       // converted; integers wrap
@@ -123,7 +123,6 @@ bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank
                         int64_t *out);
 // A mask of dims from the host's list: all when it is empty, none twice.
 bool tj_rec_dims_mask(struct tj_rec *q, const int64_t *dims, size_t n, size_t rank, int64_t *mask);
-const char *tj_node_text(struct tj_rec *q, char *buf, size_t cap, tj_ref n); // "f32[2, 3]"
 // "[2, 3]" into buf, for messages.
 const char *tj_dims_text(char *buf, size_t cap, const int64_t *dims, size_t rank);
 #define TJ_DIMS_TEXT 200
@@ -146,7 +145,7 @@ static inline tj_ref tj_value_root(const struct tj_run *r, tj_ref n) {
     return root;
 }
 // n's view chain on the current content of its memory. TJ_NIL: failed.
-tj_ref tj_value_current(struct tj_run *run, tj_ref n, const char *op, struct tj_loc loc);
+tj_ref tj_value_current(struct tj_run *run, tj_ref n);
 // The node that an in-place op on t changes, after all checks. TJ_NIL: an error was set.
 tj_ref tj_rec_target(struct tj_rec *q, trace_tensor *t);
 // Makes `v` (already of the target's shape and dtype) the content of the memory that target selects.
@@ -160,7 +159,7 @@ uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old);
 void tj_tensor_drop(struct trace_tensor *t); // trace_release of a tensor, whatever scope is open
 struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags); // without memory yet
-bool tj_reader_enter(struct tj_storage *st); // one more run in flight reads st
+bool tj_reader_enter(struct tj_storage *st);                              // one more run in flight reads st
 void tj_reader_leave(struct tj_storage *st);
 tj_ref tj_append_value(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t shape, const tj_ref *in, size_t nin,
                        const void *attr, size_t n8, struct tj_loc loc, tj_ref root);

@@ -58,8 +58,15 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
         return TJ_NIL;
     }
     struct trace_tensor *s = rec->snaps[i];
-    *s = (struct trace_tensor){.dtype = like->dtype, .rank = like->rank, .layout = like->layout, .numel = like->numel,
-                               .offset = like->offset, .st = st, .op = like->op, .loc = like->loc, .ctx = run->ctx,
+    *s = (struct trace_tensor){.dtype = like->dtype,
+                               .rank = like->rank,
+                               .layout = like->layout,
+                               .numel = like->numel,
+                               .offset = like->offset,
+                               .st = st,
+                               .op = like->op,
+                               .loc = like->loc,
+                               .ctx = run->ctx,
                                .internal = true};
     atomic_init(&s->refs, 1);
     memcpy(s->dims, like->dims, sizeof s->dims);
@@ -177,9 +184,6 @@ static tj_ref unwind(struct tj_run *run, tj_ref n, uint32_t *count) {
     const struct tj_trace *t = &run->trace;
     struct tj_record *rec = run->rec;
     while (tj_ops[t->nodes[n].op].cls == TJ_VIEW && run->values[n].root != n) {
-        if (!tj_grow((void **)&rec->chain, &rec->capchain, *count + 1, sizeof *rec->chain)) {
-            return TJ_NIL;
-        }
         rec->chain[(*count)++] = n;
         n = t->nodes[n].in[0];
     }
@@ -192,9 +196,7 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
     const void *attr = tj_node_attr(t, n);
     int64_t strides[TJ_MAX_RANK] = {0};
     switch (n->op) {
-    case TJ_OP_RESHAPE:
-        (void)tj_reshape_strides(v->dims, v->strides, v->rank, dims, rank, strides);
-        break;
+    case TJ_OP_RESHAPE: (void)tj_reshape_strides(v->dims, v->strides, v->rank, dims, rank, strides); break;
     case TJ_OP_PERMUTE:
         for (size_t i = 0; i < rank; i++) {
             strides[i] = v->strides[((const struct tj_attr_perm *)attr)->perm[i]];
@@ -251,10 +253,6 @@ void tj_value_place(struct tj_run *run, tj_ref n, struct tj_place *v, tj_ref *ro
     uint32_t count = 0;
     memset(v, 0, sizeof *v);
     tj_ref base = unwind(run, n, &count);
-    if (base == TJ_NIL) { // out of memory for the chain: as a computed value, which is never wrong to copy
-        base = n;
-        count = 0;
-    }
     tj_ref r = run->values[base].root;
     const struct tj_node *node = &t->nodes[r];
     v->rank = tj_shape_rank(t, node->shape);
@@ -291,16 +289,12 @@ bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_place *v) {
     return v->tensor != NULL;
 }
 
-tj_ref tj_value_current(struct tj_run *run, tj_ref n, const char *op, struct tj_loc loc) {
+tj_ref tj_value_current(struct tj_run *run, tj_ref n) {
     uint32_t count = 0;
     bool changed = false;
     tj_ref x = n;
     for (;;) {
         x = unwind(run, x, &count);
-        if (x == TJ_NIL) {
-            tj_op_fail(TRACE_ERR_MEMORY, op, loc, "out of memory while recording");
-            return TJ_NIL;
-        }
         tj_ref r = run->values[x].root, now = run->values[r].latest;
         if (now == x) {
             break;
@@ -382,8 +376,10 @@ static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const cha
             r.hi = x.hi > r.hi ? x.hi : r.hi;
             one_storage &= m->st == ta->st;
             if (m->dtype != d || (x.lo - r.lo) % elem) {
-                tj_op_fail(TRACE_ERR_ARGUMENT, op, loc, "memory that the region writes is also used as %s and %s%s; "
-                           "copy one of them first", tj_dtypes[d].name, tj_dtypes[m->dtype].name,
+                tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                           "memory that the region writes is also used as %s and %s%s; "
+                           "copy one of them first",
+                           tj_dtypes[d].name, tj_dtypes[m->dtype].name,
                            m->dtype == d ? ", shifted by part of an element" : "");
                 return TJ_NIL;
             }
@@ -412,9 +408,13 @@ static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const cha
             return TJ_NIL;
         }
         (void)tj_reader_enter(st);
-        struct trace_tensor like = {.dtype = (uint8_t)d, .rank = 1, .numel = elems,
-                                    .offset = (int64_t)((r.lo - (uintptr_t)st->data) / elem), .dims = {elems},
-                                    .strides = {1}, .op = "base"};
+        struct trace_tensor like = {.dtype = (uint8_t)d,
+                                    .rank = 1,
+                                    .numel = elems,
+                                    .offset = (int64_t)((r.lo - (uintptr_t)st->data) / elem),
+                                    .dims = {elems},
+                                    .strides = {1},
+                                    .op = "base"};
         base = leaf_new(run, &like, st, NULL, 0, TJ_LOC(NULL, 0));
         if (base == TJ_NIL) {
             return TJ_NIL;
@@ -447,11 +447,11 @@ static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const cha
         run->values[m].rebased = true;
         run->values[m].latest = view;
         if (content != m) { // written before: that content is part of the base's now
-            tj_ref at = tj_value_current(run, view, op, loc), cur = run->values[base].latest;
+            tj_ref at = tj_value_current(run, view), cur = run->values[base].latest;
             tj_ref up[3] = {cur, content, at};
             const struct tj_node *bn = &t->nodes[base];
-            tj_ref u = at == TJ_NIL ? TJ_NIL
-                                    : tj_append_value(run, TJ_OP_UPDATE, d, bn->shape, up, 3, NULL, 0, loc, base);
+            tj_ref u =
+                at == TJ_NIL ? TJ_NIL : tj_append_value(run, TJ_OP_UPDATE, d, bn->shape, up, 3, NULL, 0, loc, base);
             if (u == TJ_NIL) {
                 return TJ_NIL;
             }
@@ -491,10 +491,11 @@ bool tj_rec_writable(struct tj_rec *q, tj_ref target) {
     tj_ref root;
     char text[TJ_DIMS_TEXT];
     tj_value_place(q->r, target, &v, &root);
-    (void)tj_dims_text(text, sizeof text, v.dims, v.rank);
     if (v.tensor && (v.tensor->st->flags & TJ_ST_READONLY)) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc, "writes memory that was wrapped read-only (%s%s); wrap it with "
-                   "trace_wrap, or use the form that gives a new value", tj_dtypes[v.tensor->dtype].name, text);
+        tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc,
+                   "writes memory that was wrapped read-only (%s%s); wrap it with "
+                   "trace_wrap, or use the form that gives a new value",
+                   tj_dtypes[v.tensor->dtype].name, tj_dims_text(text, sizeof text, v.dims, v.rank));
         return false;
     }
     // Dims from the smallest stride on: each has to step over all the elements of those before it.
@@ -514,8 +515,10 @@ bool tj_rec_writable(struct tj_rec *q, tj_ref target) {
             break;
         }
         if (v.strides[least] < reach) {
-            tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc, "unsupported operation: some elements of the destination %s "
-                       "refer to a single memory location; clone it first", text);
+            tj_op_fail(TRACE_ERR_ARGUMENT, q->op, q->loc,
+                       "unsupported operation: some elements of the destination %s "
+                       "refer to a single memory location; clone it first",
+                       tj_dims_text(text, sizeof text, v.dims, v.rank));
             return false;
         }
         used[least] = true;
@@ -529,7 +532,7 @@ tj_ref tj_rec_target(struct tj_rec *q, trace_tensor *t) {
     if (raw == TJ_NIL || !tj_rec_writable(q, raw)) {
         return TJ_NIL;
     }
-    return q->r->written ? tj_value_current(q->r, raw, q->op, q->loc) : raw;
+    return q->r->written ? tj_value_current(q->r, raw) : raw;
 }
 
 bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v) {
@@ -542,7 +545,7 @@ bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v) {
         if (!claim(q, root)) {
             return false;
         }
-        target = tj_value_current(run, target, q->op, q->loc);
+        target = tj_value_current(run, target);
         if (target == TJ_NIL) {
             return false;
         }

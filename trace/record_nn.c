@@ -5,6 +5,8 @@
 #include "record.h"
 
 #define FAIL(...) return tj_rec_end(&q, tj_rec_fail(&q, __VA_ARGS__))
+#define TEXT(buf, dims, rank) tj_dims_text((buf), sizeof(buf), (dims), (rank))
+#define NODE_TEXT(buf, n) TEXT(buf, tj_rec_dims(&q, n), tj_rec_rank(&q, n))
 #define STOP return tj_rec_end(&q, TJ_NIL)
 
 static void dims_of(const struct tj_rec *q, tj_ref n, int64_t *dims, size_t *rank) {
@@ -55,11 +57,10 @@ static trace_tensor *matmul(const char *name, trace_tensor *ta, trace_tensor *tb
     char t1[TJ_DIMS_TEXT], t2[TJ_DIMS_TEXT];
     dims_of(&q, a, da, &ra);
     dims_of(&q, b, db, &rb);
-    (void)tj_dims_text(t1, sizeof t1, da, ra);
-    (void)tj_dims_text(t2, sizeof t2, db, rb);
     if (batches ? ra != 3 || rb != 3 || da[0] != db[0] : ra == 0 || rb == 0) {
-        FAIL(TRACE_ERR_SHAPE, "shapes %s and %s; %s", t1, t2,
-             batches ? "both are rank 3 with equal batches (trace_matmul broadcasts)" : "0-d tensors have no product; use trace_mul");
+        FAIL(TRACE_ERR_SHAPE, "shapes %s and %s; %s", NODE_TEXT(t1, a), NODE_TEXT(t2, b),
+             batches ? "both are rank 3 with equal batches (trace_matmul broadcasts)"
+                     : "0-d tensors have no product; use trace_mul");
     }
     if (!one_dtype(&q, a, b, "the first operand", "the second") || !not_bool(&q, a)) {
         STOP;
@@ -75,11 +76,12 @@ static trace_tensor *matmul(const char *name, trace_tensor *ta, trace_tensor *tb
         rb = 2;
     }
     if (da[ra - 1] != db[rb - 2]) {
-        FAIL(TRACE_ERR_SHAPE, "shapes %s and %s: the inner extents %lld and %lld differ", t1, t2, (long long)da[ra - 1],
-             (long long)db[rb - 2]);
+        FAIL(TRACE_ERR_SHAPE, "shapes %s and %s: the inner extents %lld and %lld differ", NODE_TEXT(t1, a),
+             NODE_TEXT(t2, b), (long long)da[ra - 1], (long long)db[rb - 2]);
     }
     if (!tj_broadcast(da, ra - 2, db, rb - 2, to, &rt, &bad)) {
-        FAIL(TRACE_ERR_SHAPE, "batch dims of %s and %s do not broadcast; make them equal or 1 (unsqueeze, expand)", t1, t2);
+        FAIL(TRACE_ERR_SHAPE, "batch dims of %s and %s do not broadcast; make them equal or 1 (unsqueeze, expand)",
+             NODE_TEXT(t1, a), NODE_TEXT(t2, b));
     }
     a = row ? tj_rec_reshape(&q, a, da, ra) : a;
     b = col ? tj_rec_reshape(&q, b, db, rb) : b;
@@ -165,7 +167,8 @@ static void pair(const int64_t *p, int64_t absent, int64_t *out) {
 }
 
 // Number of window positions along one dim; -1: the window doesn't fit or a number is out of range.
-static int64_t positions(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode) {
+static int64_t positions(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                         bool ceil_mode) {
     int64_t room, reach;
     if (in < 0 || kernel < 1 || stride < 1 || padding < 0 || dilation < 1 ||
         __builtin_mul_overflow(padding, 2, &room) || __builtin_add_overflow(room, in, &room) ||
@@ -201,20 +204,20 @@ trace_tensor *trace_conv2d_at(trace_tensor *x, trace_tensor *weight, trace_tenso
     char t1[TJ_DIMS_TEXT], t2[TJ_DIMS_TEXT];
     dims_of(&q, a, dx, &rx);
     dims_of(&q, w, dw, &rw);
-    (void)tj_dims_text(t1, sizeof t1, dx, rx);
-    (void)tj_dims_text(t2, sizeof t2, dw, rw);
     bool single = rx == 3;
     if ((rx != 4 && !single) || rw != 4) {
         FAIL(TRACE_ERR_SHAPE, "input %s and weight %s; they are [N, C, H, W] (or [C, H, W]) and [O, C/groups, KH, KW]",
-             t1, t2);
+             NODE_TEXT(t1, a), NODE_TEXT(t2, w));
     }
     if (single) {
         memmove(dx + 1, dx, 3 * sizeof *dx);
         dx[0] = 1;
     }
     if (groups < 1 || dx[1] % groups || dw[0] % groups || dw[1] != dx[1] / groups) {
-        FAIL(TRACE_ERR_SHAPE, "input %s, weight %s, groups %lld: groups has to divide the channels and the outputs, and "
-             "the weight's dim 1 be channels/groups", t1, t2, (long long)groups);
+        FAIL(TRACE_ERR_SHAPE,
+             "input %s, weight %s, groups %lld: groups has to divide the channels and the outputs, and "
+             "the weight's dim 1 be channels/groups",
+             NODE_TEXT(t1, a), NODE_TEXT(t2, w), (long long)groups);
     }
     if (!need_float(&q, a) || !one_dtype(&q, a, w, "the input", "the weight")) {
         STOP;
@@ -223,9 +226,11 @@ trace_tensor *trace_conv2d_at(trace_tensor *x, trace_tensor *weight, trace_tenso
     for (size_t i = 0; i < 2; i++) {
         to[2 + i] = positions(dx[2 + i], dw[2 + i], at.stride[i], at.padding[i], at.dilation[i], false);
         if (to[2 + i] < 0) {
-            FAIL(TRACE_ERR_SHAPE, "input %s, weight %s, stride %lld, padding %lld, dilation %lld: the kernel does not fit "
-                 "dim %zu (stride and dilation at least 1, padding at least 0)", t1, t2, (long long)at.stride[i],
-                 (long long)at.padding[i], (long long)at.dilation[i], (single ? 1 : 2) + i);
+            FAIL(TRACE_ERR_SHAPE,
+                 "input %s, weight %s, stride %lld, padding %lld, dilation %lld: the kernel does not fit "
+                 "dim %zu (stride and dilation at least 1, padding at least 0)",
+                 NODE_TEXT(t1, a), NODE_TEXT(t2, w), (long long)at.stride[i], (long long)at.padding[i],
+                 (long long)at.dilation[i], (single ? 1 : 2) + i);
         }
     }
     tj_dtype d = tj_rec_dtype(&q, a);
@@ -233,7 +238,7 @@ trace_tensor *trace_conv2d_at(trace_tensor *x, trace_tensor *weight, trace_tenso
         b = tj_rec_scalar_i(&q, d, 0);
     } else if (tj_rec_rank(&q, b) != 1 || tj_rec_dims(&q, b)[0] != dw[0]) {
         FAIL(TRACE_ERR_SHAPE, "bias %s; for weight %s it has %lld elements",
-             tj_dims_text(t1, sizeof t1, tj_rec_dims(&q, b), tj_rec_rank(&q, b)), t2, (long long)dw[0]);
+             tj_dims_text(t1, sizeof t1, tj_rec_dims(&q, b), tj_rec_rank(&q, b)), NODE_TEXT(t2, w), (long long)dw[0]);
     } else if (!one_dtype(&q, a, b, "the input", "the bias")) {
         STOP;
     }
@@ -252,9 +257,8 @@ static tj_ref pool(struct tj_rec *q, enum tj_op op, tj_ref a, struct tj_attr_poo
     size_t rank;
     char t1[TJ_DIMS_TEXT];
     dims_of(q, a, dims, &rank);
-    (void)tj_dims_text(t1, sizeof t1, dims, rank);
     if (rank != 3 && rank != 4) {
-        return tj_rec_fail(q, TRACE_ERR_SHAPE, "input %s; it is [N, C, H, W] or [C, H, W]", t1);
+        return tj_rec_fail(q, TRACE_ERR_SHAPE, "input %s; it is [N, C, H, W] or [C, H, W]", TEXT(t1, dims, rank));
     }
     if (!kernel) {
         return tj_rec_fail(q, TRACE_ERR_ARGUMENT, "kernel is NULL; give {height, width}");
@@ -265,14 +269,15 @@ static tj_ref pool(struct tj_rec *q, enum tj_op op, tj_ref a, struct tj_attr_poo
     pair(dilation, 1, at->dilation);
     for (size_t i = 0; i < 2; i++) {
         int64_t *e = &dims[rank - 2 + i], in = *e;
-        *e = at->padding[i] > at->kernel[i] / 2 ? -1
-                                                : positions(in, at->kernel[i], at->stride[i], at->padding[i],
-                                                            at->dilation[i], at->ceil_mode);
+        *e = at->padding[i] > at->kernel[i] / 2
+                 ? -1
+                 : positions(in, at->kernel[i], at->stride[i], at->padding[i], at->dilation[i], at->ceil_mode);
         if (*e < 0) {
-            return tj_rec_fail(q, TRACE_ERR_SHAPE, "input %s, kernel %lld, stride %lld, padding %lld, dilation %lld do not "
-                               "fit dim %zu (padding at most half the kernel)", t1, (long long)at->kernel[i],
-                               (long long)at->stride[i], (long long)at->padding[i], (long long)at->dilation[i],
-                               rank - 2 + i);
+            return tj_rec_fail(q, TRACE_ERR_SHAPE,
+                               "input %s, kernel %lld, stride %lld, padding %lld, dilation %lld do not "
+                               "fit dim %zu (padding at most half the kernel)",
+                               TEXT(t1, tj_rec_dims(q, a), rank), (long long)at->kernel[i], (long long)at->stride[i],
+                               (long long)at->padding[i], (long long)at->dilation[i], rank - 2 + i);
         }
     }
     return tj_rec_op(q, op, tj_rec_dtype(q, a), dims, rank, &a, 1, at, sizeof *at, TJ_PART);
@@ -329,13 +334,13 @@ trace_tensor *trace_scaled_dot_product_attention_at(trace_tensor *tq, trace_tens
     int64_t dims[3][TJ_MAX_RANK];
     size_t rank[3], bad;
     char text[3][TJ_DIMS_TEXT];
+#define QKV TEXT(text[0], dims[0], rank[0]), TEXT(text[1], dims[1], rank[1]), TEXT(text[2], dims[2], rank[2])
     for (size_t i = 0; i < 3; i++) {
         in[i] = tj_rec_in(&q, all[i]);
         if (in[i] == TJ_NIL) {
             STOP;
         }
         dims_of(&q, in[i], dims[i], &rank[i]);
-        (void)tj_dims_text(text[i], sizeof text[i], dims[i], rank[i]);
     }
     if (!need_float(&q, in[0]) || !one_dtype(&q, in[0], in[1], "the query", "the key") ||
         !one_dtype(&q, in[0], in[2], "the query", "the value") || !optional(&q, mask, &m)) {
@@ -344,8 +349,7 @@ trace_tensor *trace_scaled_dot_product_attention_at(trace_tensor *tq, trace_tens
     size_t r = rank[0];
     if (r < 2 || rank[1] < 2 || rank[2] < 2 || dims[0][r - 1] != dims[1][rank[1] - 1] ||
         dims[1][rank[1] - 2] != dims[2][rank[2] - 2]) {
-        FAIL(TRACE_ERR_SHAPE, "query %s, key %s, value %s; they are [.., L, E], [.., S, E] and [.., S, Ev]", text[0],
-             text[1], text[2]);
+        FAIL(TRACE_ERR_SHAPE, "query %s, key %s, value %s; they are [.., L, E], [.., S, E] and [.., S, Ev]", QKV);
     }
     // Batch dims: equal, or broadcast; with gqa the heads (dim -3) of key and value divide those of the query.
     int64_t batch[TJ_MAX_RANK], all_batch[TJ_MAX_RANK];
@@ -354,15 +358,17 @@ trace_tensor *trace_scaled_dot_product_attention_at(trace_tensor *tq, trace_tens
         int64_t hq = r >= 3 ? dims[0][r - 3] : 0;
         if (r < 3 || rank[1] != r || rank[2] != r || dims[1][r - 3] < 1 || dims[1][r - 3] != dims[2][r - 3] ||
             hq % dims[1][r - 3]) {
-            FAIL(TRACE_ERR_SHAPE, "query %s, key %s, value %s: with enable_gqa the heads (dim -3) of key and value are "
-                 "equal and divide the query's", text[0], text[1], text[2]);
+            FAIL(TRACE_ERR_SHAPE,
+                 "query %s, key %s, value %s: with enable_gqa the heads (dim -3) of key and value are "
+                 "equal and divide the query's",
+                 QKV);
         }
     }
     bool ok = tj_broadcast(dims[0], r - 2 - heads, dims[1], rank[1] - 2 - heads, batch, &nb, &bad) &&
               tj_broadcast(batch, nb, dims[2], rank[2] - 2 - heads, all_batch, &nall, &bad);
     if (!ok || nall + heads + 2 > TJ_MAX_RANK) {
-        FAIL(TRACE_ERR_SHAPE, "query %s, key %s, value %s: the leading dims do not broadcast; make them equal or 1", text[0],
-             text[1], text[2]);
+        FAIL(TRACE_ERR_SHAPE, "query %s, key %s, value %s: the leading dims do not broadcast; make them equal or 1",
+             QKV);
     }
     for (size_t i = 0; i < 3; i++) {
         size_t tail = 2 + heads;
@@ -400,11 +406,13 @@ trace_tensor *trace_scaled_dot_product_attention_at(trace_tensor *tq, trace_tens
         }
     }
     in[3] = m != TJ_NIL ? m : tj_rec_scalar_i(&q, d, 0);
-    in[4] = in[3] == TJ_NIL ? TJ_NIL : tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute,
-                                                         scale != 0 ? scale : 1 / sqrt((double)dims[0][r - 1]));
+    in[4] = in[3] == TJ_NIL ? TJ_NIL
+                            : tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute,
+                                              scale != 0 ? scale : 1 / sqrt((double)dims[0][r - 1]));
     dims[0][r - 1] = dims[2][r - 1];
     return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_SDPA, d, dims[0], r, in, 5, &at, sizeof at, TJ_PART));
 }
+#undef QKV
 trace_tensor *trace_scaled_dot_product_attention(trace_tensor *q, trace_tensor *k, trace_tensor *v, trace_tensor *mask,
                                                  bool is_causal, double scale, bool enable_gqa) {
     return trace_scaled_dot_product_attention_at(q, k, v, mask, is_causal, scale, enable_gqa, NULL, 0);
@@ -429,7 +437,6 @@ trace_tensor *trace_gru_cell_at(trace_tensor *x, trace_tensor *h, trace_tensor *
     const int64_t *d[4];
     for (size_t i = 0; i < 4; i++) {
         d[i] = tj_rec_dims(&q, in[i]);
-        (void)tj_dims_text(text[i], sizeof text[i], d[i], tj_rec_rank(&q, in[i]));
     }
     size_t r = tj_rec_rank(&q, in[0]);
     bool ok = (r == 1 || r == 2) && tj_rec_rank(&q, in[1]) == r && tj_rec_rank(&q, in[2]) == 2 &&
@@ -439,7 +446,8 @@ trace_tensor *trace_gru_cell_at(trace_tensor *x, trace_tensor *h, trace_tensor *
          d[2][1] == d[0][r - 1];
     if (!ok) {
         FAIL(TRACE_ERR_SHAPE, "input %s, hidden %s, weights %s and %s; they are [B, I], [B, H], [3H, I] and [3H, H]",
-             text[0], text[1], text[2], text[3]);
+             NODE_TEXT(text[0], in[0]), NODE_TEXT(text[1], in[1]), NODE_TEXT(text[2], in[2]),
+             NODE_TEXT(text[3], in[3]));
     }
     if (!need_float(&q, in[0])) {
         STOP;

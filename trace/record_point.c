@@ -14,15 +14,15 @@ enum domain {
 static const uint32_t quick_mask[] = {[ANY] = 0xFF, [NOBOOL] = 0xFE, [FLOATS] = 0xF0, [INTS] = 0x0F};
 
 static const uint8_t domains[TJ_OP_COUNT] = {
-    [TJ_OP_NEG] = NOBOOL,       [TJ_OP_ABS] = NOBOOL,         [TJ_OP_FLOOR] = NOBOOL,       [TJ_OP_CEIL] = NOBOOL,
-    [TJ_OP_TRUNC] = NOBOOL,     [TJ_OP_ROUND] = NOBOOL,       [TJ_OP_FRAC] = FLOATS,        [TJ_OP_RECIPROCAL] = FLOATS,
-    [TJ_OP_SQUARE] = NOBOOL,    [TJ_OP_SQRT] = FLOATS,        [TJ_OP_RSQRT] = FLOATS,       [TJ_OP_EXP] = FLOATS,
-    [TJ_OP_LOG] = FLOATS,       [TJ_OP_SIN] = FLOATS,         [TJ_OP_COS] = FLOATS,         [TJ_OP_TANH] = FLOATS,
-    [TJ_OP_ERF] = FLOATS,       [TJ_OP_SIGMOID] = FLOATS,     [TJ_OP_RELU] = NOBOOL,        [TJ_OP_GELU] = FLOATS,
-    [TJ_OP_GELU_TANH] = FLOATS, [TJ_OP_SILU] = FLOATS,        [TJ_OP_BITWISE_NOT] = INTS,   [TJ_OP_SUB] = NOBOOL,
-    [TJ_OP_DIV] = FLOATS,       [TJ_OP_FLOOR_DIVIDE] = NOBOOL, [TJ_OP_REMAINDER] = NOBOOL,  [TJ_OP_FMOD] = NOBOOL,
-    [TJ_OP_POW] = NOBOOL,       [TJ_OP_BITWISE_AND] = INTS,   [TJ_OP_BITWISE_OR] = INTS,    [TJ_OP_BITWISE_XOR] = INTS,
-    [TJ_OP_CLAMP] = NOBOOL,     [TJ_OP_SOFTPLUS] = FLOATS,    [TJ_OP_CUBE] = NOBOOL,        [TJ_OP_RSQUARE] = FLOATS};
+    [TJ_OP_NEG] = NOBOOL,       [TJ_OP_ABS] = NOBOOL,          [TJ_OP_FLOOR] = NOBOOL,     [TJ_OP_CEIL] = NOBOOL,
+    [TJ_OP_TRUNC] = NOBOOL,     [TJ_OP_ROUND] = NOBOOL,        [TJ_OP_FRAC] = FLOATS,      [TJ_OP_RECIPROCAL] = FLOATS,
+    [TJ_OP_SQUARE] = NOBOOL,    [TJ_OP_SQRT] = FLOATS,         [TJ_OP_RSQRT] = FLOATS,     [TJ_OP_EXP] = FLOATS,
+    [TJ_OP_LOG] = FLOATS,       [TJ_OP_SIN] = FLOATS,          [TJ_OP_COS] = FLOATS,       [TJ_OP_TANH] = FLOATS,
+    [TJ_OP_ERF] = FLOATS,       [TJ_OP_SIGMOID] = FLOATS,      [TJ_OP_RELU] = NOBOOL,      [TJ_OP_GELU] = FLOATS,
+    [TJ_OP_GELU_TANH] = FLOATS, [TJ_OP_SILU] = FLOATS,         [TJ_OP_BITWISE_NOT] = INTS, [TJ_OP_SUB] = NOBOOL,
+    [TJ_OP_DIV] = FLOATS,       [TJ_OP_FLOOR_DIVIDE] = NOBOOL, [TJ_OP_REMAINDER] = NOBOOL, [TJ_OP_FMOD] = NOBOOL,
+    [TJ_OP_POW] = NOBOOL,       [TJ_OP_BITWISE_AND] = INTS,    [TJ_OP_BITWISE_OR] = INTS,  [TJ_OP_BITWISE_XOR] = INTS,
+    [TJ_OP_CLAMP] = NOBOOL,     [TJ_OP_SOFTPLUS] = FLOATS,     [TJ_OP_CUBE] = NOBOOL,      [TJ_OP_RSQUARE] = FLOATS};
 
 #define NO_BOOL "not of bool; convert with trace_to, or use the logical ops"
 
@@ -167,13 +167,13 @@ static tj_ref power(struct tj_rec *q, tj_ref a, struct scalar s) {
     }
     double e = s.kind == TJ_SCALAR_FLOAT ? s.f : (double)s.i;
     bool fl = tj_is_float(d);
-    enum tj_op op = e == 2              ? TJ_OP_SQUARE
-                    : e == 3            ? TJ_OP_CUBE
-                    : fl && e == 0.5    ? TJ_OP_SQRT
-                    : fl && e == -0.5   ? TJ_OP_RSQRT
-                    : fl && e == -1     ? TJ_OP_RECIPROCAL
-                    : fl && e == -2     ? TJ_OP_RSQUARE
-                                        : TJ_OP_POW;
+    enum tj_op op = e == 2            ? TJ_OP_SQUARE
+                    : e == 3          ? TJ_OP_CUBE
+                    : fl && e == 0.5  ? TJ_OP_SQRT
+                    : fl && e == -0.5 ? TJ_OP_RSQRT
+                    : fl && e == -1   ? TJ_OP_RECIPROCAL
+                    : fl && e == -2   ? TJ_OP_RSQUARE
+                                      : TJ_OP_POW;
     if (op != TJ_OP_POW) {
         return tj_rec_unary(q, op, a);
     }
@@ -184,8 +184,10 @@ static tj_ref power(struct tj_rec *q, tj_ref a, struct scalar s) {
         return a;
     }
     if (!fl && s.i < 0) {
-        return tj_rec_fail(q, TRACE_ERR_ARGUMENT, "integers to negative integer powers (%lld) are not allowed; convert "
-                           "with trace_to(x, TRACE_F32)", (long long)s.i);
+        return tj_rec_fail(q, TRACE_ERR_ARGUMENT,
+                           "integers to negative integer powers (%lld) are not allowed; convert "
+                           "with trace_to(x, TRACE_F32)",
+                           (long long)s.i);
     }
     if (!fl && !tj_scalar_fits(d, s.i)) {
         return tj_rec_fail(q, TRACE_ERR_ARGUMENT, "exponent %lld does not fit %s", (long long)s.i, tj_dtypes[d].name);
@@ -223,9 +225,8 @@ static trace_tensor *scalar_op(enum tj_op op, const char *name, trace_tensor *a,
     if (done) {
         return h;
     }
-    return tj_rec_begin(&q, name, file, line, &a, 1)
-               ? tj_rec_end(&q, with_scalar(&q, op, tj_rec_in(&q, a), s, swap))
-               : NULL;
+    return tj_rec_begin(&q, name, file, line, &a, 1) ? tj_rec_end(&q, with_scalar(&q, op, tj_rec_in(&q, a), s, swap))
+                                                     : NULL;
 }
 
 #define UNARY(name, NAME)                                                                                              \
@@ -322,8 +323,10 @@ trace_tensor *trace_gelu_at(trace_tensor *x, int approximate, const char *file, 
     if (!tj_rec_begin(&q, "gelu", file, line, &x, 1)) {
         return NULL;
     }
-    return tj_rec_end(&q, tj_rec_fail(&q, TRACE_ERR_ARGUMENT, "approximate is %d; use TRACE_GELU_NONE or "
-                                      "TRACE_GELU_TANH", approximate));
+    return tj_rec_end(&q, tj_rec_fail(&q, TRACE_ERR_ARGUMENT,
+                                      "approximate is %d; use TRACE_GELU_NONE or "
+                                      "TRACE_GELU_TANH",
+                                      approximate));
 }
 trace_tensor *trace_gelu(trace_tensor *x, int approximate) { return trace_gelu_at(x, approximate, NULL, 0); }
 
@@ -351,7 +354,8 @@ trace_tensor *trace_to_at(trace_tensor *x, enum trace_dtype dtype, const char *f
         return NULL;
     }
     if (!tj_dtype_valid((int)dtype)) {
-        return tj_rec_end(&q, tj_rec_fail(&q, TRACE_ERR_DTYPE, "%d is no dtype; use TRACE_F32 and the like", (int)dtype));
+        return tj_rec_end(&q,
+                          tj_rec_fail(&q, TRACE_ERR_DTYPE, "%d is no dtype; use TRACE_F32 and the like", (int)dtype));
     }
     tj_ref a = tj_rec_mem(&q, x);
     if (a == TJ_NIL || tj_rec_dtype(&q, a) == dtype) {
@@ -372,7 +376,8 @@ static tj_ref where_of(struct tj_rec *q, tj_ref c, tj_ref a, tj_ref b, tj_dtype 
     }
     if (!tj_broadcast(tj_rec_dims(q, c), tj_rec_rank(q, c), dims, rank, all, &rall, &bad)) {
         char tc[TJ_DIMS_TEXT], tv[TJ_DIMS_TEXT];
-        return tj_rec_fail(q, TRACE_ERR_SHAPE, "condition %s and values %s do not broadcast; make the extents equal or "
+        return tj_rec_fail(q, TRACE_ERR_SHAPE,
+                           "condition %s and values %s do not broadcast; make the extents equal or "
                            "1 (unsqueeze, expand)",
                            tj_dims_text(tc, sizeof tc, tj_rec_dims(q, c), tj_rec_rank(q, c)),
                            tj_dims_text(tv, sizeof tv, dims, rank));
@@ -395,7 +400,8 @@ trace_tensor *trace_where_at(trace_tensor *condition_, trace_tensor *a, trace_te
     if (!tj_rec_begin(&q, "where", file, line, all, 3)) {
         return NULL;
     }
-    tj_ref c = condition(&q, condition_), x = c == TJ_NIL ? c : tj_rec_in(&q, a), y = x == TJ_NIL ? x : tj_rec_in(&q, b);
+    tj_ref c = condition(&q, condition_), x = c == TJ_NIL ? c : tj_rec_in(&q, a),
+           y = x == TJ_NIL ? x : tj_rec_in(&q, b);
     if (y == TJ_NIL) {
         return tj_rec_end(&q, TJ_NIL);
     }
@@ -474,7 +480,8 @@ static tj_ref clamp_of(struct tj_rec *q, tj_ref a, tj_ref lo, tj_ref hi, tj_dtyp
     }
     if (!tj_broadcast(dims, rank, tj_rec_dims(q, hi), tj_rec_rank(q, hi), all, &rall, &bad)) {
         (void)tj_rec_broadcast(q, a, hi, all, &rall);
-        return tj_rec_fail(q, TRACE_ERR_SHAPE, "the bounds do not broadcast; make the extents equal or 1 (unsqueeze, "
+        return tj_rec_fail(q, TRACE_ERR_SHAPE,
+                           "the bounds do not broadcast; make the extents equal or 1 (unsqueeze, "
                            "expand)");
     }
     return tj_rec_op(q, TJ_OP_CLAMP, d, all, rall, (tj_ref[]){a, lo, hi}, 3, NULL, 0, TJ_PART);
@@ -561,7 +568,8 @@ static tj_ref clamp_int(struct tj_rec *q, tj_ref a, int64_t lo, int64_t hi) {
 
 trace_tensor *trace_clamp_i_at(trace_tensor *x, int64_t lo, int64_t hi, const char *file, int line) {
     struct tj_rec q;
-    return tj_rec_begin(&q, "clamp", file, line, &x, 1) ? tj_rec_end(&q, clamp_int(&q, tj_rec_in(&q, x), lo, hi)) : NULL;
+    return tj_rec_begin(&q, "clamp", file, line, &x, 1) ? tj_rec_end(&q, clamp_int(&q, tj_rec_in(&q, x), lo, hi))
+                                                        : NULL;
 }
 trace_tensor *trace_clamp_i(trace_tensor *x, int64_t lo, int64_t hi) { return trace_clamp_i_at(x, lo, hi, NULL, 0); }
 
@@ -583,8 +591,10 @@ trace_tensor *trace_relu6(trace_tensor *x) { return trace_relu6_at(x, NULL, 0); 
 // Whether a result of dtype from may be stored as to (copy_ and fill_ convert anything).
 static bool castable(struct tj_rec *q, tj_dtype from, tj_dtype to) {
     if ((tj_is_float(from) && !tj_is_float(to)) || (from != TRACE_BOOL && to == TRACE_BOOL)) {
-        tj_op_fail(TRACE_ERR_DTYPE, q->op, q->loc, "the result is %s and can't be stored as %s; convert with trace_to, "
-                   "or use the form that gives a new value", tj_dtypes[from].name, tj_dtypes[to].name);
+        tj_op_fail(TRACE_ERR_DTYPE, q->op, q->loc,
+                   "the result is %s and can't be stored as %s; convert with trace_to, "
+                   "or use the form that gives a new value",
+                   tj_dtypes[from].name, tj_dtypes[to].name);
         return false;
     }
     return true;
@@ -689,7 +699,8 @@ trace_tensor *trace_copy__at(trace_tensor *dst, trace_tensor *src, const char *f
     }
     x = tj_rec_mem(&q, dst);
     if (copy_overlaps(&q, x, y)) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, q.op, q.loc, "source and destination partly overlap; copy from a clone of the "
+        tj_op_fail(TRACE_ERR_ARGUMENT, q.op, q.loc,
+                   "source and destination partly overlap; copy from a clone of the "
                    "source");
         return tj_rec_end_inplace(&q, dst, false);
     }

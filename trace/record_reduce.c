@@ -19,9 +19,7 @@ tj_ref tj_rec_reduce(struct tj_rec *q, enum tj_op op, tj_ref x, int64_t mask, bo
     }
     tj_dtype d = tj_rec_dtype(q, x), out = d, in = d, after;
     switch (op) {
-    case TJ_OP_SUM:
-        in = out = tj_is_float(d) ? d : TRACE_I64;
-        break;
+    case TJ_OP_SUM: in = out = tj_is_float(d) ? d : TRACE_I64; break;
     case TJ_OP_MEAN:
     case TJ_OP_VAR:
         if (!need_float(q, x)) {
@@ -34,9 +32,7 @@ tj_ref tj_rec_reduce(struct tj_rec *q, enum tj_op op, tj_ref x, int64_t mask, bo
         out = TRACE_I64;
         break;
     case TJ_OP_ANY:
-    case TJ_OP_ALL:
-        in = out = TRACE_BOOL;
-        break;
+    case TJ_OP_ALL: in = out = TRACE_BOOL; break;
     default: break;
     }
     after = (op == TJ_OP_ANY || op == TJ_OP_ALL) && d == TRACE_U8 ? TRACE_U8 : out;
@@ -118,7 +114,8 @@ static tj_ref softmax_of(struct tj_rec *q, enum tj_op op, tj_ref x, size_t dim) 
     if (rank == 0) { // one element: as a row of one
         int64_t one = 1;
         tj_ref row = tj_rec_reshape(q, x, &one, 1);
-        row = row == TJ_NIL ? row : tj_rec_op(q, op, tj_rec_dtype(q, row), &one, 1, &row, 1, &attr, sizeof attr, TJ_PART);
+        row =
+            row == TJ_NIL ? row : tj_rec_op(q, op, tj_rec_dtype(q, row), &one, 1, &row, 1, &attr, sizeof attr, TJ_PART);
         return row == TJ_NIL ? row : tj_rec_reshape(q, row, NULL, 0);
     }
     return tj_rec_op(q, op, tj_rec_dtype(q, x), dims, rank, &x, 1, &attr, sizeof attr, TJ_PART);
@@ -254,7 +251,8 @@ trace_tensor *trace_batch_norm_at(trace_tensor *x, trace_tensor *weight, trace_t
     char t1[TJ_DIMS_TEXT];
     memcpy(dims, tj_rec_dims(&q, a), rank * sizeof *dims);
     if (rank < 2) {
-        FAIL(TRACE_ERR_SHAPE, "input %s; channels are dim 1, so it has at least two", tj_dims_text(t1, sizeof t1, dims, rank));
+        FAIL(TRACE_ERR_SHAPE, "input %s; channels are dim 1, so it has at least two",
+             tj_dims_text(t1, sizeof t1, dims, rank));
     }
     for (size_t i = 0; i < rank - 1; i++) {
         wide[i] = i ? 1 : dims[1]; // [C, 1, ...] aligns with dim 1
@@ -287,8 +285,7 @@ static tj_ref mul_f(struct tj_rec *q, tj_ref a, double s) {
 }
 
 static tj_ref total(struct tj_rec *q, tj_ref a) {
-    return a == TJ_NIL ? a
-                       : tj_rec_reduce(q, TJ_OP_SUM, a, ((int64_t)1 << tj_rec_rank(q, a)) - 1, false, 0);
+    return a == TJ_NIL ? a : tj_rec_reduce(q, TJ_OP_SUM, a, ((int64_t)1 << tj_rec_rank(q, a)) - 1, false, 0);
 }
 
 // 0 where an element is ignored.
@@ -387,8 +384,8 @@ trace_tensor *trace_cross_entropy_at(trace_tensor *x, trace_tensor *target, trac
         smooth = label_smoothing > 0 ? total(&q, smooth) : TJ_NIL;
     }
     if (reduction == TRACE_REDUCTION_MEAN) {
-        tj_ref count = wt != TJ_NIL ? total(&q, wt)
-                                    : tj_rec_cast(&q, total(&q, tj_rec_unary(&q, TJ_OP_LOGICAL_NOT, ign)), d);
+        tj_ref count =
+            wt != TJ_NIL ? total(&q, wt) : tj_rec_cast(&q, total(&q, tj_rec_unary(&q, TJ_OP_LOGICAL_NOT, ign)), d);
         nll = tj_rec_binary(&q, TJ_OP_DIV, nll, count);
         smooth = label_smoothing > 0 ? tj_rec_binary(&q, TJ_OP_DIV, smooth, count) : TJ_NIL;
     }

@@ -27,8 +27,10 @@ tj_ref tj_rec_expand(struct tj_rec *q, tj_ref n, const int64_t *dims, size_t ran
     }
     if (!ok) {
         char a[TJ_DIMS_TEXT], b[TJ_DIMS_TEXT];
-        return tj_rec_fail(q, TRACE_ERR_SHAPE, "shape %s does not expand to %s; only extents of 1 grow, and new dims "
-                           "come first", tj_dims_text(a, sizeof a, have, r), tj_dims_text(b, sizeof b, dims, rank));
+        return tj_rec_fail(q, TRACE_ERR_SHAPE,
+                           "shape %s does not expand to %s; only extents of 1 grow, and new dims "
+                           "come first",
+                           tj_dims_text(a, sizeof a, have, r), tj_dims_text(b, sizeof b, dims, rank));
     }
     return tj_rec_op(q, TJ_OP_EXPAND, tj_rec_dtype(q, n), dims, rank, &n, 1, NULL, 0, TJ_PART);
 }
@@ -118,6 +120,7 @@ static trace_tensor *end_view(struct tj_rec *q, tj_ref n) {
     size_t rank;                                                                                                       \
     dims_of(&q, n, have, &rank)
 #define FAIL(...) return tj_rec_end(&q, tj_rec_fail(&q, __VA_ARGS__))
+#define TEXT(buf, dims, rank) tj_dims_text((buf), sizeof(buf), (dims), (rank))
 #define STOP return tj_rec_end(&q, TJ_NIL)
 
 trace_tensor *trace_reshape_at(trace_tensor *x, const int64_t *dims, size_t n_, const char *file, int line) {
@@ -130,28 +133,28 @@ trace_tensor *trace_reshape_at(trace_tensor *x, const int64_t *dims, size_t n_, 
         STOP;
     }
     (void)tj_numel(have, rank, &numel);
-    (void)tj_dims_text(a, sizeof a, have, rank);
-    (void)tj_dims_text(b, sizeof b, dims, n_);
     for (size_t i = 0; i < n_; i++) {
         to[i] = dims[i];
         if (dims[i] == -1) {
             if (open < n_) {
-                FAIL(TRACE_ERR_SHAPE, "shape %s has more than one -1", b);
+                FAIL(TRACE_ERR_SHAPE, "shape %s has more than one -1", TEXT(b, dims, n_));
             }
             open = i;
         } else if (!tj_size_mul(known, dims[i], &known)) {
-            FAIL(TRACE_ERR_SHAPE, "shape %s: extents must be at least 0 (one may be -1) and not overflow", b);
+            FAIL(TRACE_ERR_SHAPE, "shape %s: extents must be at least 0 (one may be -1) and not overflow",
+                 TEXT(b, dims, n_));
         }
     }
     if (open < n_) {
         if (known == 0 || numel % known) {
-            FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s: -1 has no value", a, (long long)numel, b);
+            FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s: -1 has no value", TEXT(a, have, rank),
+                 (long long)numel, TEXT(b, dims, n_));
         }
         to[open] = numel / known;
     }
     if (!tj_numel(to, n_, &want) || want != numel) {
-        FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s; the number of elements must stay the same", a,
-             (long long)numel, b);
+        FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s; the number of elements must stay the same",
+             TEXT(a, have, rank), (long long)numel, TEXT(b, dims, n_));
     }
     return end_view(&q, tj_rec_reshape(&q, n, to, n_));
 }
@@ -212,7 +215,9 @@ trace_tensor *trace_transpose_at(trace_tensor *x, int64_t d0, int64_t d1, const 
     }
     return end_view(&q, tj_rec_transpose(&q, n, a, b));
 }
-trace_tensor *trace_transpose(trace_tensor *x, int64_t d0, int64_t d1) { return trace_transpose_at(x, d0, d1, NULL, 0); }
+trace_tensor *trace_transpose(trace_tensor *x, int64_t d0, int64_t d1) {
+    return trace_transpose_at(x, d0, d1, NULL, 0);
+}
 
 trace_tensor *trace_expand_at(trace_tensor *x, const int64_t *dims, size_t n_, const char *file, int line) {
     VIEW_BEGIN("expand");
@@ -235,7 +240,9 @@ trace_tensor *trace_expand_at(trace_tensor *x, const int64_t *dims, size_t n_, c
     }
     return end_view(&q, tj_rec_shape(&q, to, n_, tj_rec_dtype(&q, n)) ? tj_rec_expand(&q, n, to, n_) : TJ_NIL);
 }
-trace_tensor *trace_expand(trace_tensor *x, const int64_t *dims, size_t n) { return trace_expand_at(x, dims, n, NULL, 0); }
+trace_tensor *trace_expand(trace_tensor *x, const int64_t *dims, size_t n) {
+    return trace_expand_at(x, dims, n, NULL, 0);
+}
 
 static bool not_0d(struct tj_rec *q, size_t rank) {
     if (rank == 0) {
@@ -331,8 +338,8 @@ trace_tensor *trace_unsqueeze_at(trace_tensor *x, int64_t dim, const char *file,
     memcpy(to, have, d * sizeof *to);
     to[d] = 1;
     memcpy(to + d + 1, have + d, (rank - d) * sizeof *to);
-    return end_view(&q, tj_rec_shape(&q, to, rank + 1, tj_rec_dtype(&q, n)) ? tj_rec_reshape(&q, n, to, rank + 1)
-                                                                            : TJ_NIL);
+    return end_view(&q,
+                    tj_rec_shape(&q, to, rank + 1, tj_rec_dtype(&q, n)) ? tj_rec_reshape(&q, n, to, rank + 1) : TJ_NIL);
 }
 trace_tensor *trace_unsqueeze(trace_tensor *x, int64_t dim) { return trace_unsqueeze_at(x, dim, NULL, 0); }
 
@@ -380,14 +387,15 @@ trace_tensor *trace_as_strided_at(trace_tensor *x, const int64_t *dims, const in
                 STOP;
             }
             root = base;
-            from = q.r->trace.leaves[((const struct tj_attr_leaf *)tj_node_attr(&q.r->trace, tj_rec_node(&q, base)))
-                                         ->index].tensor->offset;
+            from = q.r->trace
+                       .leaves[((const struct tj_attr_leaf *)tj_node_attr(&q.r->trace, tj_rec_node(&q, base)))->index]
+                       .tensor->offset;
         }
     } else if (offset < 0 || (numel && last >= elems)) {
         FAIL(TRACE_ERR_ARGUMENT, "offset %lld and the strides reach outside the %lld elements of the memory",
              (long long)offset, (long long)elems);
     }
-    tj_ref now = tj_value_current(q.r, root, q.op, q.loc);
+    tj_ref now = tj_value_current(q.r, root);
     tj_ref in[2] = {now, now == TJ_NIL ? now : tj_rec_scalar_i(&q, TRACE_I64, numel ? offset - from : 0)};
     return end_view(&q, tj_rec_op(&q, TJ_OP_AS_STRIDED, d, dims, n_, in, 2, &attr, sizeof attr, TJ_PART));
 }
@@ -431,16 +439,18 @@ trace_tensor *trace_unfold_at(trace_tensor *x, int64_t dim, int64_t size, int64_
         STOP;
     }
     if (size < 0 || size > have[d] || step < 1) {
-        FAIL(TRACE_ERR_ARGUMENT, "size %lld, step %lld do not fit extent %lld of dim %zu; size must be 0 to the extent, "
-             "step at least 1", (long long)size, (long long)step, (long long)have[d], d);
+        FAIL(TRACE_ERR_ARGUMENT,
+             "size %lld, step %lld do not fit extent %lld of dim %zu; size must be 0 to the extent, "
+             "step at least 1",
+             (long long)size, (long long)step, (long long)have[d], d);
     }
     int64_t to[TJ_MAX_RANK + 1];
     memcpy(to, have, rank * sizeof *to);
     to[d] = (have[d] - size) / step + 1;
     to[rank] = size;
     struct tj_attr_unfold attr = {(int64_t)d, size, step};
-    return end_view(&q, tj_rec_op(&q, TJ_OP_UNFOLD, tj_rec_dtype(&q, n), to, rank + 1, &n, 1, &attr, sizeof attr,
-                                  TJ_PART));
+    return end_view(&q,
+                    tj_rec_op(&q, TJ_OP_UNFOLD, tj_rec_dtype(&q, n), to, rank + 1, &n, 1, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_unfold(trace_tensor *x, int64_t dim, int64_t size, int64_t step) {
     return trace_unfold_at(x, dim, size, step, NULL, 0);
@@ -467,8 +477,8 @@ static tj_status pieces(const char *name, trace_tensor *x, int64_t each, int64_t
     return TRACE_OK;
 }
 
-static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t chunks, int64_t dim,
-                       trace_tensor **out, size_t n, const char *file, int line) {
+static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t chunks, int64_t dim, trace_tensor **out,
+                       size_t n, const char *file, int line) {
     struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     for (size_t i = 0; out && i < n; i++) {
@@ -520,7 +530,8 @@ trace_tensor *trace_flip_at(trace_tensor *x, const int64_t *dims, size_t n_, con
     if (attr.mask == 0 || n == TJ_NIL) {
         return tj_rec_end(&q, tj_rec_like(&q, TJ_OP_COPY, tj_rec_dtype(&q, n), n, &n, 1));
     }
-    return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_FLIP, tj_rec_dtype(&q, n), have, rank, &n, 1, &attr, sizeof attr, TJ_PART));
+    return tj_rec_end(&q,
+                      tj_rec_op(&q, TJ_OP_FLIP, tj_rec_dtype(&q, n), have, rank, &n, 1, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_flip(trace_tensor *x, const int64_t *dims, size_t n) { return trace_flip_at(x, dims, n, NULL, 0); }
 
@@ -645,7 +656,9 @@ trace_tensor *trace_cat(trace_tensor *const *ts, size_t n, int64_t dim) { return
 trace_tensor *trace_stack_at(trace_tensor *const *ts, size_t n, int64_t dim, const char *file, int line) {
     return cat("stack", ts, n, dim, true, file, line);
 }
-trace_tensor *trace_stack(trace_tensor *const *ts, size_t n, int64_t dim) { return trace_stack_at(ts, n, dim, NULL, 0); }
+trace_tensor *trace_stack(trace_tensor *const *ts, size_t n, int64_t dim) {
+    return trace_stack_at(ts, n, dim, NULL, 0);
+}
 
 trace_tensor *trace_pad_at(trace_tensor *x, const int64_t *pad, size_t n_, int mode, double value, const char *file,
                            int line) {
@@ -723,21 +736,23 @@ trace_tensor *trace_gather_at(trace_tensor *x, int64_t dim, trace_tensor *index,
         fits = k == d || di[k] <= have[k];
     }
     if (!fits) {
-        FAIL(TRACE_ERR_SHAPE, "index %s does not fit %s in dim %zu; it has the same rank and no larger extents in the "
-             "other dims", tj_dims_text(b, sizeof b, di, ri), tj_dims_text(a, sizeof a, have, rank), d);
+        FAIL(TRACE_ERR_SHAPE,
+             "index %s does not fit %s in dim %zu; it has the same rank and no larger extents in the "
+             "other dims",
+             tj_dims_text(b, sizeof b, di, ri), tj_dims_text(a, sizeof a, have, rank), d);
     }
     if (rank == 0) { // one element: as 1-d
         int64_t one = 1;
         n = tj_rec_reshape(&q, n, &one, 1);
         i = tj_rec_reshape(&q, i, &one, 1);
         struct tj_attr_dim at = {0};
-        tj_ref g = tj_rec_op(&q, TJ_OP_GATHER, n == TJ_NIL ? TRACE_F32 : tj_rec_dtype(&q, n), &one, 1, (tj_ref[]){n, i}, 2,
-                             &at, sizeof at, TJ_PART);
+        tj_ref g = tj_rec_op(&q, TJ_OP_GATHER, n == TJ_NIL ? TRACE_F32 : tj_rec_dtype(&q, n), &one, 1, (tj_ref[]){n, i},
+                             2, &at, sizeof at, TJ_PART);
         return tj_rec_end(&q, g == TJ_NIL ? g : tj_rec_reshape(&q, g, NULL, 0));
     }
     struct tj_attr_dim attr = {(int64_t)d};
-    return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_GATHER, tj_rec_dtype(&q, n), di, ri, (tj_ref[]){n, i}, 2, &attr,
-                                    sizeof attr, TJ_PART));
+    return tj_rec_end(
+        &q, tj_rec_op(&q, TJ_OP_GATHER, tj_rec_dtype(&q, n), di, ri, (tj_ref[]){n, i}, 2, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_gather(trace_tensor *x, int64_t dim, trace_tensor *index) {
     return trace_gather_at(x, dim, index, NULL, 0);
@@ -828,7 +843,8 @@ trace_tensor *trace_index_copy__at(trace_tensor *dst, int64_t dim, trace_tensor 
     if (!tj_rec_begin(&q, "index_copy_", file, line, all, 3)) {
         return NULL;
     }
-    tj_ref n = tj_rec_target(&q, dst), i = n == TJ_NIL ? n : index_1d(&q, index), s = i == TJ_NIL ? i : tj_rec_in(&q, src);
+    tj_ref n = tj_rec_target(&q, dst), i = n == TJ_NIL ? n : index_1d(&q, index),
+           s = i == TJ_NIL ? i : tj_rec_in(&q, src);
     if (s == TJ_NIL || !not_0d(&q, tj_rec_rank(&q, n)) || !tj_rec_dim(&q, dim, tj_rec_rank(&q, n), &d)) {
         return tj_rec_end_inplace(&q, dst, false);
     }
@@ -924,8 +940,8 @@ trace_tensor *trace_zeros_at(trace_context *ctx, const int64_t *dims, size_t n, 
 trace_tensor *trace_zeros(trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype) {
     return trace_zeros_at(ctx, dims, n, dtype, NULL, 0);
 }
-trace_tensor *trace_ones_at(trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype,
-                            const char *file, int line) {
+trace_tensor *trace_ones_at(trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype, const char *file,
+                            int line) {
     return full("ones", ctx, dims, n, false, 0, 1, dtype, file, line);
 }
 trace_tensor *trace_ones(trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype) {

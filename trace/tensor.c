@@ -7,11 +7,12 @@
 
 // ---- buffers ------------------------------------------------------------------------------------
 // Released memory is kept in size classes (eight steps a power of two) so that a steady loop allocates nothing. Kept
-// bytes stay under the larger of a fixed slack and the recent peak of live bytes; beyond it the longest unused go first.
+// bytes stay under the larger of a fixed slack and the recent peak of live bytes; beyond it the longest unused go
+// first.
 
-struct free_buffer { // lies in the released memory itself
-    struct free_buffer *next, *prev;       // of its class
-    struct free_buffer *newer, *older;     // of all
+struct free_buffer {                   // lies in the released memory itself
+    struct free_buffer *next, *prev;   // of its class
+    struct free_buffer *newer, *older; // of all
     size_t bytes;
 };
 enum { CLASSES = 8 * 60, KEPT_HANDLES = 4096 };
@@ -22,7 +23,7 @@ struct tj_buffer_cache {
     struct free_buffer *classes[CLASSES];
     struct free_buffer *newest, *oldest;
     size_t kept, peak;
-    uint32_t frees; // since the peak was lowered
+    uint32_t frees;               // since the peak was lowered
     struct trace_tensor *tensors; // linked by next
     struct tj_storage *storages;  // linked by data
     uint32_t ntensors, nstorages;
@@ -121,8 +122,10 @@ void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
     size_t limit = ctx->opt.memory_limit;
     if (limit && live > limit) {
         atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
-        tj_fail(TRACE_ERR_MEMORY, "memory_limit of %zu bytes reached: %zu more wanted, %llu in use; release tensors or "
-                "raise the limit", limit, size, (unsigned long long)(live - size));
+        tj_fail(TRACE_ERR_MEMORY,
+                "memory_limit of %zu bytes reached: %zu more wanted, %llu in use; release tensors or "
+                "raise the limit",
+                limit, size, (unsigned long long)(live - size));
         return NULL;
     }
     struct free_buffer *drop = NULL;
@@ -244,7 +247,9 @@ static struct tj_storage *storage_new(trace_context *ctx, uint32_t flags) {
     return st;
 }
 
-struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags) { return storage_new(ctx, flags); }
+struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags) {
+    return storage_new(ctx, flags);
+}
 
 void tj_storage_drop(struct tj_storage *st) {
     if (!st || atomic_fetch_sub_explicit(&st->refs, 1, memory_order_acq_rel) != 1) {
@@ -678,8 +683,10 @@ static tj_ref value_of(const trace_tensor *t, const char *op) {
             return n;
         }
     }
-    tj_fail(TRACE_ERR_DEAD, "%s: the recorded value has ended; values live until trace_end or trace_release, keep "
-            "what trace_end returns", op);
+    tj_fail(TRACE_ERR_DEAD,
+            "%s: the recorded value has ended; values live until trace_end or trace_release, keep "
+            "what trace_end returns",
+            op);
     return TJ_NIL;
 }
 
@@ -876,10 +883,9 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
         return s;
     }
     (void)tj_tensor_bytes((tj_dtype)t->dtype, t->numel, &want);
-    (void)tj_dims_text(text, sizeof text, t->dims, t->rank);
     if (bytes != want) {
-        return tj_fail(TRACE_ERR_ARGUMENT, "write: %zu bytes given, %s%s has %zu", bytes,
-                       tj_dtypes[t->dtype].name, text, want);
+        return tj_fail(TRACE_ERR_ARGUMENT, "write: %zu bytes given, %s%s has %zu", bytes, tj_dtypes[t->dtype].name,
+                       tj_dims_text(text, sizeof text, t->dims, t->rank), want);
     }
     if (!src && want) {
         return tj_fail(TRACE_ERR_ARGUMENT, "write: src is NULL");
@@ -892,8 +898,10 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     }
     for (size_t i = 0; i < t->rank; i++) {
         if (t->strides[i] == 0 && t->dims[i] > 1 && t->numel) {
-            return tj_fail(TRACE_ERR_ARGUMENT, "write: dim %zu of %s is broadcast, its elements share memory; write "
-                           "to a clone", i, text);
+            return tj_fail(TRACE_ERR_ARGUMENT,
+                           "write: dim %zu of %s is broadcast, its elements share memory; write "
+                           "to a clone",
+                           i, tj_dims_text(text, sizeof text, t->dims, t->rank));
         }
     }
     if (!want) {
@@ -921,7 +929,8 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
             s = seen < 0 ? TRACE_ERR_BUSY : replace(t, st, src);
         } else {
             tj_storage_drop(st);
-            return tj_fail(TRACE_ERR_BUSY, "write: wrapped memory that a run on another thread reads; write between runs");
+            return tj_fail(TRACE_ERR_BUSY,
+                           "write: wrapped memory that a run on another thread reads; write between runs");
         }
         if (s == TRACE_OK && uses && !tj_run_moved(run, t, st)) {
             s = TRACE_ERR_MEMORY;
