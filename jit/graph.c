@@ -540,6 +540,9 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
             g->failed = g->wrong = true;
             return 0;
         }
+        if (tj_ex_hint(g->x, dims[i]) == 1) {
+            dims[i] = 1; // being 1 is part of what a symbolic plan is keyed on, for every node
+        }
     }
     switch (n->op) {
     case TJ_OP_LEAF: {

@@ -316,7 +316,7 @@ static const struct tj_map *reshape_map(struct tj_lower *l, tj_ref n, const stru
         while (!tj_g_equal(l->s->g, ps, po)) {
             bool more_s = i < s->rank, more_o = j < o->rank;
             if (!more_s && !more_o) {
-                return NULL;
+                break; // what is left on both sides is equal, as the whole is
             }
             if (more_s && (!more_o || tj_ex_hint(l->s->x, ps) <= tj_ex_hint(l->s->x, po))) {
                 ps = tj_lo_bin(l, TJ_EX_MUL, ps, s->dims[i++]);

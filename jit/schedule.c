@@ -846,10 +846,12 @@ static bool schedule(struct tj_sched *s) {
                 return false;
             }
         }
-        if (TJ_NODE(s, n)->op == TJ_OP_UPDATE && !HAS(n, TJ_S_DONE)) {
-            if (!update(s, n)) {
+        if (TJ_NODE(s, n)->op == TJ_OP_UPDATE) {
+            // A copy of the new content, where its users could not read it in place, comes after the write.
+            if ((s->alias[n] && HAS(n, TJ_S_NEED) && !root(s, n)) || !update(s, n)) {
                 return false;
             }
+            continue;
         }
         if (HAS(n, TJ_S_NEED) && !HAS(n, TJ_S_DONE) && !root(s, n)) {
             return false;

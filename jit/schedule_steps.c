@@ -95,7 +95,7 @@ static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, const str
         while (!tj_g_equal(s->g, pi, pj)) {
             bool mi = i < in->rank, mj = j < v->rank;
             if (!mi && !mj) {
-                return false;
+                break; // what is left on both sides is equal, as the whole is
             }
             if (mi && (!mj || tj_ex_hint(s->x, pi) <= tj_ex_hint(s->x, pj))) {
                 pi = tj_ex_bin(s->x, TJ_EX_MUL, pi, in->dims[i++]);
