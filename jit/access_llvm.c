@@ -298,7 +298,8 @@ tj_lv tj_l_load(struct gen *g, unsigned i) {
         return tj_l_from_memory(g, gather(g, a, live), s->dtype);
     }
     if (!masked) {
-        tj_lv p = acc->ptr ? tj_e_gep(e, m, acc->ptr, g->j) : tj_l_address(g, a, true);
+        tj_lv base = acc->ptr ? acc->ptr : acc->real;
+        tj_lv p = base ? tj_e_gep(e, m, base, g->j) : tj_l_address(g, a, true);
         v = acc->ptr || !g->tail ? tj_e_load(e, t, p, bytes) : masked_load(g, p, s->dtype, g->tail);
         return tj_l_from_memory(g, v, s->dtype);
     }
@@ -373,7 +374,7 @@ void tj_l_store(struct gen *g, unsigned i) {
         tj_e_store(e, v, p, bytes);
         return;
     }
-    tj_lv p = tj_l_address(g, a, true);
+    tj_lv p = acc->real ? tj_e_gep(e, m, acc->real, g->j) : tj_l_address(g, a, true);
     if (masked && g->varies[ins->in[1]]) {
         masked_store(g, v, p, s->dtype, tj_l_live(g, tj_l_vector(g, ins->in[1])));
         return;

@@ -4,7 +4,10 @@
 #include "../lib/coefs.h"
 #include "loop_llvm.h"
 
-enum { SHARE_ABOVE = 60, WIDE_BELOW = 24 }; // weights of a body, see weight()
+enum {
+    SHARE_ABOVE = 60,           // weight of a body, see weight()
+    TILE_ROWS = 16, TILE_COLS = 64,
+};
 
 static tj_status refuse(struct gen *g, const char *what, unsigned i) {
     (void)snprintf(g->e->err, g->e->cap, "kernel %s: %s (instruction %u)", g->k->name ? g->k->name : "", what, i);
@@ -357,6 +360,8 @@ static void cache_load(struct gen *g, unsigned i) {
     g->vals[i] = (struct value){.v = dtype == TRACE_BOOL ? tj_l_from_memory(g, v, dtype) : v};
 }
 
+static tj_lv bounded(struct gen *g, unsigned i);
+
 void tj_l_emit(struct gen *g, unsigned i) {
     struct tj_emit *e = g->e;
     const struct tj_kins *s = &g->k->ins[i];
@@ -371,6 +376,10 @@ void tj_l_emit(struct gen *g, unsigned i) {
     case TJ_KOP_CHECK: check(g, i); return;
     case TJ_KOP_REDUCE: tj_l_red_add(g, i); return;
     default: {
+        if (g->bounds[i].lo || g->bounds[i].hi) {
+            v = bounded(g, i);
+            break;
+        }
         tj_lv in[6];
         for (unsigned n = 0; n < 6; n++) {
             in[n] = s->in[n] == TJ_KNONE ? NULL : g->varies[i] ? tj_l_vector(g, s->in[n]) : tj_l_scalar(g, s->in[n]);
@@ -385,6 +394,79 @@ void tj_l_emit(struct gen *g, unsigned i) {
     }
 }
 
+// ---- clamps between scalars ---------------------------------------------------------------------------------------
+
+// The operand of a maximum or minimum that is a scalar; -1: none, or both.
+static int scalar_side(const struct gen *g, const struct tj_kins *s) {
+    bool a = g->varies[s->in[0]], b = g->varies[s->in[1]];
+    return a == b ? -1 : a ? 1 : 0;
+}
+
+// Makes the bounds of instruction i if all of them are known once `at` and `ready` are through.
+static void make_bounds(struct gen *g, unsigned i, enum place at, unsigned ready) {
+    struct tj_emit *e = g->e;
+    LLVMBuilderRef w = e->b;
+    const struct tj_kins *s = &g->k->ins[i];
+    bool both = s->op == TJ_OP_CLAMP;
+    if ((!both && s->op != TJ_OP_MAXIMUM && s->op != TJ_OP_MINIMUM) || !g->needed[i] || !g->varies[i] ||
+        !tj_is_float((tj_dtype)g->k->ins[s->in[0]].dtype)) {
+        return;
+    }
+    int side = both ? -1 : scalar_side(g, s);
+    tj_kv lo = both ? s->in[1] : s->op == TJ_OP_MAXIMUM && side >= 0 ? s->in[side] : TJ_KNONE;
+    tj_kv hi = both ? s->in[2] : s->op == TJ_OP_MINIMUM && side >= 0 ? s->in[side] : TJ_KNONE;
+    unsigned last = 0, when = 0;
+    for (int n = 0; n < 2; n++) {
+        tj_kv v = n ? hi : lo;
+        if (v != TJ_KNONE) {
+            if (g->varies[v] || inner(g, v)) {
+                return;
+            }
+            last = g->place[v] > last ? g->place[v] : last;
+            when = g->ready[v] > when ? g->ready[v] : when;
+        }
+    }
+    if ((lo == TJ_KNONE && hi == TJ_KNONE) || last != at || when != ready) {
+        return;
+    }
+    bool f64 = g->k->ins[s->in[0]].dtype == TRACE_F64;
+    tj_lt t = f64 ? e->i64 : e->i32;
+    int64_t sign = f64 ? INT64_MIN : (int64_t)0x80000000;
+    tj_lv all = LLVMConstAllOnes(t), none = LLVMConstNull(t), and_mask = all, or_mask = none;
+    if (lo != TJ_KNONE) {
+        tj_lv x = tj_l_scalar(g, lo), zero = LLVMBuildICmp(w, LLVMIntEQ, tj_e_bits(e, x), none, "");
+        and_mask = LLVMBuildSelect(w, zero, tj_e_int(t, ~sign), all, ""); // max(-0, +0) is +0
+        or_mask = LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealUNO, x, x, ""), all, none, "");
+        g->bounds[i].lo = tj_e_splat(w, x, g->lanes);
+    }
+    if (hi != TJ_KNONE) {
+        tj_lv x = tj_l_scalar(g, hi), zero = LLVMBuildICmp(w, LLVMIntEQ, tj_e_bits(e, x), tj_e_int(t, sign), "");
+        tj_lv m = LLVMBuildSelect(w, zero, tj_e_int(t, sign), none, ""); // min(+0, -0) is -0
+        or_mask = LLVMBuildOr(w, or_mask, m, "");
+        or_mask = LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealUNO, x, x, ""), all, or_mask, "");
+        g->bounds[i].hi = tj_e_splat(w, x, g->lanes);
+    }
+    g->bounds[i].and_mask = tj_e_splat(w, and_mask, g->lanes);
+    g->bounds[i].or_mask = tj_e_splat(w, or_mask, g->lanes);
+}
+
+static tj_lv bounded(struct gen *g, unsigned i) {
+    struct tj_emit *e = g->e;
+    LLVMBuilderRef w = e->b;
+    const struct tj_kins *s = &g->k->ins[i];
+    const struct bounds *k = &g->bounds[i];
+    int side = s->op == TJ_OP_CLAMP ? 1 : scalar_side(g, s);
+    tj_lv x = tj_l_vector(g, s->in[side == 0 ? 1 : 0]);
+    if (k->lo) {
+        x = LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealOGT, k->lo, x, ""), k->lo, x, "");
+        x = tj_e_unbits(e, LLVMBuildAnd(w, tj_e_bits(e, x), k->and_mask, ""));
+    }
+    if (k->hi) {
+        x = LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealOLT, k->hi, x, ""), k->hi, x, "");
+    }
+    return tj_e_unbits(e, LLVMBuildOr(w, tj_e_bits(e, x), k->or_mask, ""));
+}
+
 // Instructions of a place outside the passes that can be computed after `ready` of them.
 void tj_l_stage(struct gen *g, enum place at, unsigned ready) {
     for (unsigned i = 0; i < g->k->nins; i++) {
@@ -393,6 +475,9 @@ void tj_l_stage(struct gen *g, enum place at, unsigned ready) {
             !(g->phase == FIRST && op == TJ_KOP_STORE)) { // the second phase stores what is a row's
             tj_l_emit(g, i);
         }
+    }
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        make_bounds(g, i, at, ready);
     }
 }
 
@@ -431,7 +516,7 @@ static void set_tail(struct gen *g, tj_lv left) {
     struct tj_emit *e = g->e;
     g->left = left;
     tj_lv n = tj_e_splat(e->b, LLVMBuildTrunc(e->b, left, e->i32, ""), g->lanes);
-    g->tail = LLVMBuildICmp(e->b, LLVMIntULT, tj_e_iota(e, e->i32, g->lanes), n, "");
+    g->tail = LLVMBuildICmp(e->b, LLVMIntSLT, tj_e_iota(e, e->i32, g->lanes), n, "");
 }
 
 static void clear_tail(struct gen *g) { g->tail = g->left = NULL; }
@@ -473,8 +558,12 @@ static bool wants_mask(const struct gen *g) {
     return false;
 }
 
-static void stage_all(struct gen *g, tj_lv at, bool out) {
+// masks: a tail of its own, where masked moves need no staging.
+static void stage_all(struct gen *g, tj_lv at, bool out, bool masks) {
     for (unsigned a = 0; a < g->k->naccess; a++) {
+        if (masks && tj_l_masks(g, g->k->access[a].dtype)) {
+            continue;
+        }
         if (out && g->acc[a].out) {
             tj_l_stage_out(g, a, at);
         } else if (!out && g->acc[a].in) {
@@ -501,10 +590,10 @@ static void vectors_split(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj_
     struct tj_if_state s;
     tj_e_if(e, &s, LLVMBuildICmp(e->b, LLVMIntSLT, main_end, hi, ""), false, false);
     set_tail(g, LLVMBuildSub(e->b, hi, main_end, ""));
-    stage_all(g, main_end, false);
+    stage_all(g, main_end, false, true);
     for (unsigned a = 0; a < g->k->naccess; a++) {
         if (g->acc[a].in || g->acc[a].out) {
-            g->acc[a].ptr = staged_pointer(g, a, main_end);
+            g->acc[a].ptr = tj_l_masks(g, g->k->access[a].dtype) ? NULL : staged_pointer(g, a, main_end);
         }
     }
     g->j = main_end;
@@ -513,7 +602,7 @@ static void vectors_split(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj_
     g->direct = NULL;
     body(g, AT_BODY);
     g->direct = direct;
-    stage_all(g, main_end, true);
+    stage_all(g, main_end, true, true);
     clear_tail(g);
     tj_e_end(e, &s);
 }
@@ -529,7 +618,7 @@ static void vectors_shared(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj
     LLVMBuildCondBr(w, LLVMBuildICmp(w, LLVMIntSLT, main_end, hi, ""), fill, done);
     tj_e_at(e, fill);
     set_tail(g, LLVMBuildSub(w, hi, main_end, ""));
-    stage_all(g, main_end, false);
+    stage_all(g, main_end, false, false);
     unsigned n = g->k->naccess;
     for (unsigned a = 0; a < n; a++) {
         if (g->acc[a].in || g->acc[a].out) {
@@ -581,7 +670,7 @@ static void vectors_shared(struct gen *g, tj_lv lo, tj_lv main_end, tj_lv hi, tj
     LLVMBuildCondBr(w, tail, drain, rest);
     tj_e_at(e, drain);
     set_tail(g, LLVMBuildSub(w, hi, main_end, ""));
-    stage_all(g, main_end, true);
+    stage_all(g, main_end, true, false);
     clear_tail(g);
     LLVMBuildBr(w, done);
     tj_e_at(e, done);
@@ -861,6 +950,59 @@ static void block_body(struct gen *g) {
     }
 }
 
+// Rows [row0, row1), columns [col0, col1).
+static void rows(struct gen *g) {
+    struct tj_emit *e = g->e;
+    if (g->nrow > 1) {
+        coords_set(g, 0, g->nrow, g->row0);
+    }
+    struct tj_loop_state l;
+    tj_e_loop(e, &l, g->row0, g->row1, tj_e_i64(e, 1), "row");
+    g->row = l.i;
+    if (g->nrow == 1) {
+        g->coord[0] = l.i;
+    } else {
+        coords_load(g, 0, g->nrow);
+    }
+    if (g->phase == SECOND) {
+        g->pass = 0;
+        tj_lv n = LLVMBuildAdd(e->b, tj_l_ival(g, g->k->extent[g->vdim]), tj_e_i64(e, TJ_RED_BLOCK - 1), "");
+        tj_l_red_gather(g, LLVMBuildUDiv(e->b, n, tj_e_i64(e, TJ_RED_BLOCK), ""));
+    }
+    row_body(g);
+    if (g->nrow > 1) {
+        coords_next(g, 0, g->nrow);
+    }
+    tj_e_loop_end(e, &l);
+}
+
+// A load that strides along the vector dim touches a cache line an element; in tiles, the rows of a tile use it up.
+static bool wants_tiles(const struct gen *g) {
+    bool strided = false;
+    for (unsigned i = 0; i < g->k->nins; i++) {
+        const struct tj_kins *s = &g->k->ins[i];
+        strided = strided || (s->op == TJ_KOP_LOAD && g->needed[i] && g->place[i] == AT_BODY &&
+                              g->k->access[s->imm].stride[g->vdim] > 1);
+    }
+    return strided && g->k->kind == TJ_K_POINTWISE && g->k->ndims > 1;
+}
+
+static void tiles(struct gen *g) {
+    struct tj_emit *e = g->e;
+    tj_lv row0 = g->row0, row1 = g->row1, col0 = g->col0, col1 = g->col1;
+    struct tj_loop_state r, c;
+    tj_e_loop(e, &r, row0, row1, tj_e_i64(e, TILE_ROWS), "tile_rows");
+    tj_lv end = tj_e_binary(e, "llvm.smin", LLVMBuildAdd(e->b, r.i, tj_e_i64(e, TILE_ROWS), ""), row1);
+    tj_e_loop(e, &c, col0, col1, tj_e_i64(e, TILE_COLS), "tile_columns");
+    g->row0 = r.i;
+    g->row1 = end;
+    g->col0 = c.i;
+    g->col1 = tj_e_binary(e, "llvm.smin", LLVMBuildAdd(e->b, c.i, tj_e_i64(e, TILE_COLS), ""), col1);
+    rows(g);
+    tj_e_loop_end(e, &c);
+    tj_e_loop_end(e, &r);
+}
+
 static void load_arguments(struct gen *g) {
     struct tj_emit *e = g->e;
     const struct tj_kernel *k = g->k;
@@ -909,32 +1051,17 @@ static void function(struct gen *g, const char *symbol) {
     struct tj_if_state s;
     tj_e_if(e, &s, some, true, true);
     tj_l_stage(g, AT_ENTRY, 0);
-    bool first = g->phase == FIRST;
-    if (g->nrow > 1 && !first) {
-        coords_set(g, 0, g->nrow, g->row0);
-    }
-    struct tj_loop_state l;
-    tj_e_loop(e, &l, g->row0, g->row1, tj_e_i64(e, 1), "row");
-    g->row = l.i;
-    if (first) {
+    if (g->phase == FIRST) {
+        struct tj_loop_state l;
+        tj_e_loop(e, &l, g->row0, g->row1, tj_e_i64(e, 1), "row");
+        g->row = l.i;
         block_body(g);
+        tj_e_loop_end(e, &l);
+    } else if (wants_tiles(g)) {
+        tiles(g);
     } else {
-        if (g->nrow == 1) {
-            g->coord[0] = l.i;
-        } else {
-            coords_load(g, 0, g->nrow);
-        }
-        if (g->phase == SECOND) {
-            g->pass = 0;
-            tj_lv n = LLVMBuildAdd(e->b, tj_l_ival(g, k->extent[last]), tj_e_i64(e, TJ_RED_BLOCK - 1), "");
-            tj_l_red_gather(g, LLVMBuildUDiv(e->b, n, tj_e_i64(e, TJ_RED_BLOCK), ""));
-        }
-        row_body(g);
-        if (g->nrow > 1) {
-            coords_next(g, 0, g->nrow);
-        }
+        rows(g);
     }
-    tj_e_loop_end(e, &l);
     if (k->stream && e->x86) {
         tj_e_call(e, "llvm.x86.sse.sfence", NULL, 0, NULL, 0);
     }
@@ -943,6 +1070,7 @@ static void function(struct gen *g, const char *symbol) {
     tj_e_function_end(e);
 }
 
+// Two registers a value: chains of dependent operations overlap, and loops cost half.
 static unsigned choose_lanes(const struct gen *g) {
     const struct tj_kernel *k = g->k;
     if (k->kind == TJ_K_COLS) {
@@ -953,17 +1081,13 @@ static unsigned choose_lanes(const struct gen *g) {
         wide = wide && !(inner(g, i) && g->needed[i] && (k->ins[i].dtype == TRACE_I64 || k->ins[i].dtype == TRACE_F64));
         wide = wide && !(has_access(k->ins[i].op) && g->acc[k->ins[i].imm].gather);
     }
-    unsigned npasses = k->npasses ? k->npasses : 1;
-    for (unsigned p = 0; p < npasses; p++) {
-        wide = wide && weight(g, p) <= WIDE_BELOW;
-    }
     return wide && g->e->width < 32 ? 2 * g->e->width : g->e->width;
 }
 
 static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum phase phase, const char *symbol) {
     unsigned npasses = k->npasses ? k->npasses : 1;
     size_t n = k->nins + 1u;
-    size_t bytes = n * (sizeof(struct value) + sizeof(int) + sizeof(struct reduction) + 5 + npasses) +
+    size_t bytes = n * (sizeof(struct value) + sizeof(struct bounds) + sizeof(int) + sizeof(struct reduction) + 5 + npasses) +
                    (k->naccess + 1u) * sizeof(struct access) + (k->nivals + k->nbufs + 4u) * sizeof(tj_lv) + 256;
     char *p = e->host->alloc(bytes);
     if (!p) {
@@ -975,6 +1099,7 @@ static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum p
     struct gen g = {.e = e, .k = k, .phase = phase, .vdim = k->ndims - 1u};
     g.nrow = k->kind == TJ_K_POINTWISE ? k->ndims - 1u : k->npar;
     PART(vals, n);
+    PART(bounds, n);
     PART(red, n);
     PART(acc, k->naccess + 1u);
     PART(ival, k->nivals + 2u);

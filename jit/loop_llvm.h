@@ -13,6 +13,12 @@ enum phase { WHOLE, FIRST, SECOND }; // of split kernels: FIRST writes partials,
 struct value {
     tj_lv s, v; // scalar; vector (of a scalar: its splat, made where first needed)
 };
+// Bounds of a clamp (or of a maximum or minimum) that don't vary along the vector dim, as vectors made once: with their
+// rare cases (NaN, zeros) in two masks, a machine's max and min do.
+struct bounds {
+    tj_lv lo, hi;           // NULL: none
+    tj_lv and_mask, or_mask;
+};
 struct access {
     tj_lv base;      // pointer with the terms known at `level`; NULL: none computed
     uint8_t level;   // place of base
@@ -45,6 +51,7 @@ struct gen {
     uint8_t *need;              // [npasses][nins]: 1 computed in the pass, 2 read from its row buffer
     int *cache;                 // number of the row buffer, -1: none
     struct value *vals;
+    struct bounds *bounds;      // of CLAMP, MAXIMUM, MINIMUM; lo and hi NULL: not made
     struct access *acc;
     struct reduction *red;
     unsigned nred;

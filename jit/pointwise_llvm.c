@@ -48,13 +48,16 @@ static tj_lv helper(struct tj_emit *e, tj_lv args, enum tj_helper which, tj_lv x
 
 // ---- floats -------------------------------------------------------------------------------------------------------
 
+// The larger (smaller); NaN if either is; of equal ones the bits are and-ed (or-ed). Both orders of the machine's max give
+// the same but where a NaN or two zeros meet, so and-ing them settles the zeros; a comparison settles NaN.
 tj_lv tj_e_extreme(struct tj_emit *e, tj_lv a, tj_lv b, bool max) {
     LLVMBuilderRef w = e->b;
-    tj_lv r = LLVMBuildSelect(w, LLVMBuildFCmp(w, max ? LLVMRealOGT : LLVMRealOLT, a, b, ""), a, b, "");
-    tj_lv x = tj_e_bits(e, a), y = tj_e_bits(e, b);
-    tj_lv both = tj_e_unbits(e, max ? LLVMBuildAnd(w, x, y, "") : LLVMBuildOr(w, x, y, ""));
-    r = LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealOEQ, a, b, ""), both, r, "");
-    return LLVMBuildSelect(w, LLVMBuildFCmp(w, LLVMRealUNO, a, a, ""), a, r, "");
+    LLVMRealPredicate p = max ? LLVMRealOGT : LLVMRealOLT;
+    tj_lv x = tj_e_bits(e, LLVMBuildSelect(w, LLVMBuildFCmp(w, p, a, b, ""), a, b, ""));
+    tj_lv y = tj_e_bits(e, LLVMBuildSelect(w, LLVMBuildFCmp(w, p, b, a, ""), b, a, ""));
+    tj_lv nan = LLVMBuildSExt(w, LLVMBuildFCmp(w, LLVMRealUNO, a, b, ""), LLVMTypeOf(x), "");
+    tj_lv r = max ? LLVMBuildAnd(w, x, y, "") : LLVMBuildOr(w, x, y, "");
+    return tj_e_unbits(e, LLVMBuildOr(w, r, nan, ""));
 }
 
 static tj_lv remainder_float(struct tj_emit *e, tj_lv args, tj_lv a, tj_lv b, bool f64) {

@@ -122,9 +122,14 @@ static struct pair load_slot(struct gen *g, const struct reduction *r, tj_lv i) 
     return p;
 }
 static void store_slot(struct gen *g, const struct reduction *r, tj_lv i, struct pair p) {
-    tj_e_store(g->e, p.v, slot(g, r, i, false), 4);
+    tj_lv st = LLVMBuildStore(g->e->b, p.v, slot(g, r, i, false));
+    LLVMSetAlignment(st, 4);
     if (r->arg) {
-        tj_e_store(g->e, p.i, slot(g, r, i, true), 8);
+        // Volatile, or a load, select and store of one place become a masked store, slow and not forwarded to the next load.
+        LLVMSetVolatile(st, 1);
+        st = LLVMBuildStore(g->e->b, p.i, slot(g, r, i, true));
+        LLVMSetAlignment(st, 8);
+        LLVMSetVolatile(st, 1);
     }
 }
 

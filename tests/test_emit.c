@@ -921,6 +921,28 @@ START_TEST(float_ops) {
 }
 END_TEST
 
+// Clamps between scalars take a shorter way.
+START_TEST(bounds) {
+    SKIP_WITHOUT_MODULE;
+    static const double b2[] = {0.0, -0.0, NAN, 1.0, -1.0, INFINITY, -INFINITY};
+    for (size_t l = 0; l < TJ_COUNT(b2); l++) {
+        for (size_t h = 0; h < TJ_COUNT(b2); h++) {
+            int64_t n = 200;
+            int dt = (l + h) % 3 ? TRACE_F32 : TRACE_F64;
+            struct kb b;
+            kb_init(&b, TJ_K_POINTWISE, 1, 1, 1, &n);
+            tj_kv x = kb_input(&b, dt), lo = kb_sval(&b, dt, b2[l]), hi = kb_sval(&b, dt, b2[h]);
+            (void)kb_output(&b, dt, kb_add(&b, TJ_OP_CLAMP, dt, 0, 3, x, lo, hi));
+            (void)kb_output(&b, dt, kb_add(&b, TJ_OP_MAXIMUM, dt, 0, 2, x, lo));
+            (void)kb_output(&b, dt, kb_add(&b, TJ_OP_MINIMUM, dt, 0, 2, lo, x));
+            fill(&b, l * 7 + h, false);
+            compare(&b, "bounds");
+            kb_free(&b);
+        }
+    }
+}
+END_TEST
+
 START_TEST(int_ops) {
     SKIP_WITHOUT_MODULE;
     static const int dts[] = {TRACE_I32, TRACE_I64, TRACE_U8};
@@ -992,6 +1014,16 @@ END_TEST
 START_TEST(strides) {
     SKIP_WITHOUT_MODULE;
     int64_t ext[3] = {3, 5, 21};
+    for (int big = 0; big < 2; big++) { // more than a tile
+        int64_t size[2] = {big ? 150 : 33, big ? 40 : 5};
+        struct kb b;
+        kb_init(&b, TJ_K_POINTWISE, 2, 2, 1, size);
+        int t = kb_buffer(&b, TRACE_F32, size[0] * size[1]);
+        (void)kb_output(&b, TRACE_F32, kb_add(&b, TJ_KOP_LOAD, TRACE_F32, kb_access(&b, t, (int64_t[]){1, size[0]}, 0), 0));
+        fill(&b, 9, false);
+        compare(&b, "transpose");
+        kb_free(&b);
+    }
     for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {
         struct kb b;
         int dt = all_dtypes[d];
@@ -1539,6 +1571,6 @@ START_TEST(failures) {
 }
 END_TEST
 
-TJ_TEST_MAIN("emit", float_ops, int_ops, casts, tails, strides, masks, in_place, checks, row_reductions,
+TJ_TEST_MAIN("emit", float_ops, bounds, int_ops, casts, tails, strides, masks, in_place, checks, row_reductions,
              uncollapsed_reductions, column_reductions, split_reductions, softmax_rows, norms, random_kernels, batches,
              failures)
