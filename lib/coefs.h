@@ -99,17 +99,17 @@
 
 // ---- gelu: erfc(a / sqrt 2) / 2 = e^(-a^2/2) t (R0 + w (R1 + ...)), t = 1 / (1 + a K), w = a t ---------------------
 
-#define TJ_GELU_K 0x1.ap-2f
+#define TJ_GELU_K 0x1.9p-2f
 #define TJ_GELU_R0 0x1p-1f
-#define TJ_GELU_R1 -0x1.9108fcp-3f
-#define TJ_GELU_R2 0x1.12f0d4p-7f
-#define TJ_GELU_R3 0x1.f44c76p-8f
-#define TJ_GELU_R4 0x1.ad4c3cp-11f
-#define TJ_GELU_R5 -0x1.69c6b4p-11f
-#define TJ_GELU_R6 0x1.416224p-12f
-#define TJ_GELU_R7 -0x1.13990ep-12f
-#define TJ_GELU_R8 0x1.75ffc4p-14f
-#define TJ_GELU_R9 -0x1.4b5b98p-17f
+#define TJ_GELU_R1 -0x1.a108c8p-3f
+#define TJ_GELU_R2 0x1.df3b54p-7f
+#define TJ_GELU_R3 0x1.d3d00cp-8f
+#define TJ_GELU_R4 0x1.d78820p-13f
+#define TJ_GELU_R5 -0x1.07ac1cp-11f
+#define TJ_GELU_R6 0x1.005b24p-13f
+#define TJ_GELU_R7 -0x1.0ed988p-13f
+#define TJ_GELU_R8 0x1.b0a182p-15f
+#define TJ_GELU_R9 -0x1.a0b566p-18f
 // gelu by tanh: 2 sqrt(2/pi) (x + 0.044715 x^3) = x (C1 + C3 x^2), both in two parts. C1 is a multiple of 2^-20, so
 // that the sum minus C1 is exact for |x| <= TJ_GELU_TANH_MAX.
 #define TJ_GELUT_C1 0x1.988450p+0f
