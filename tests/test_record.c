@@ -447,6 +447,19 @@ START_TEST(overlapping_leaves_share_a_base) {
         ck_assert_uint_eq(tj_run_writes(tj_current, w, 2), 1);
         ck_assert_int_eq(tj_current->trace.nodes[tj_current->trace.nodes[w[0]].in[0]].op, TJ_OP_UPDATE);
     }
+    RECORDING(x, y) { // a write that is undone leaves nothing behind, and the next one looks again
+        uint32_t mark = tj_current->trace.nnodes;
+        trace_mul_i_(x, 2);
+        tj_run_rollback(tj_current, mark);
+        tj_ref w[2];
+        ck_assert_uint_eq(tj_run_writes(tj_current, w, 2), 0);
+        ck_assert_uint_eq(tj_resolve(tj_current, y, "test", TJ_LOC(NULL, 0)), 1);
+        ck_assert_uint_eq(tj_current->trace.leafkeys[0].flags, 0);
+        trace_mul_i_(x, 2);
+        ck_assert_uint_eq(tj_run_writes(tj_current, w, 2), 1);
+        tj_ref at = tj_resolve(tj_current, y, "test", TJ_LOC(NULL, 0));
+        ck_assert_int_eq(tj_current->trace.nodes[at].op, TJ_OP_AS_STRIDED);
+    }
     RECORDING(e, o) { // elements in turn: nothing shared
         trace_mul_i_(e, 2);
         trace_mul_i_(o, 3);

@@ -74,11 +74,9 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
     }
     for (uint32_t i = 0; i < nnodes; i++) {
         struct tj_value *v = &run->values[i];
-        if (v->latest < nnodes) {
-            continue;
-        }
-        if (v->rebased) { // its group is undone; what was written before it is the first operand chain of the leaf
-                          // itself
+        bool leaf = run->trace.nodes[i].op == TJ_OP_LEAF;
+        struct tj_leaf_key *key = leaf ? &run->trace.leafkeys[run->trace.attrs[run->trace.nodes[i].attr]] : NULL;
+        if (v->rebased && v->latest >= nnodes) { // its group is undone: back to the last write of its own
             v->rebased = false;
             v->latest = i;
             for (uint32_t k = i + 1; k < nnodes; k++) {
@@ -86,10 +84,14 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
                     v->latest = k;
                 }
             }
+            key->group = 0;
         }
         while (v->latest >= nnodes) {
             const struct tj_node *n = &run->trace.nodes[v->latest];
             v->latest = n->op == TJ_OP_UPDATE ? n->in[0] : i;
+        }
+        if (leaf && v->latest == i) { // so that the next write looks for overlaps again
+            key->flags &= (uint16_t)~TJ_LEAF_WRITTEN;
         }
     }
 }
@@ -522,18 +524,23 @@ static inline tj_ref quick(const struct tj_run *run, const trace_tensor *t) {
     uint64_t h = (uint64_t)(uintptr_t)t;
     tj_ref n = (tj_ref)(h >> 1 & 0xFFFFFF) - 1;
     if (!(h & 1)) {
-        return tj_leaf_known(run, t);
-    }
-    if (h >> 25 != run->generation || n >= run->trace.nnodes) {
+        n = tj_leaf_known(run, t);
+        if (n == TJ_NIL) {
+            return n;
+        }
+    } else if (h >> 25 != run->generation || n >= run->trace.nnodes) {
         return TJ_NIL;
     }
     const struct tj_value *v = &run->values[n];
-    return v->state == TJ_V_DEAD || v->ended || v->alias ? TJ_NIL : n;
+    if (v->state == TJ_V_DEAD || v->ended || v->alias || (run->written && run->values[v->root].latest != v->root)) {
+        return TJ_NIL;
+    }
+    return n;
 }
 
 static inline struct tj_run *quick_run(void) {
     struct tj_run *run = tj_current;
-    return run && !run->failed && !run->eager && !run->written ? run : NULL;
+    return run && !run->failed && !run->eager ? run : NULL;
 }
 
 trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct tj_loc loc, bool *done) {
