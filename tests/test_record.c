@@ -560,6 +560,61 @@ START_TEST(host_writes_while_recording) {
 }
 END_TEST
 
+// A run sees all of a write or nothing of it.
+enum { SHARED = 512 };
+static trace_tensor *shared;
+static atomic_bool stop;
+static atomic_int torn, seen;
+
+static void *reads(void *arg) {
+    (void)arg;
+    static const float zeros[SHARED];
+    trace_tensor *x = trace_from(ctx, TRACE_F32, zeros, TRACE_DIMS(SHARED));
+    float got[SHARED];
+    while (!atomic_load(&stop)) {
+        trace_tensor *y = NULL;
+        if (trace_begin(region, TRACE_ARGS(x))) {
+            y = trace_add(x, shared);
+        }
+        if (trace_end(region, &y, 1) || trace_read(y, got, sizeof got)) {
+            atomic_fetch_add(&torn, 1);
+            break;
+        }
+        for (int i = 1; i < SHARED; i++) {
+            atomic_fetch_add(&torn, got[i] != got[0]);
+        }
+        atomic_fetch_add(&seen, 1);
+        trace_release(y);
+    }
+    trace_release(x);
+    return NULL;
+}
+
+START_TEST(writes_are_seen_whole) {
+    open_all();
+    float v[SHARED] = {0};
+    pthread_t threads[2];
+    shared = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(SHARED));
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, reads, NULL), 0);
+    }
+    for (int k = 1; k < 2000 || atomic_load(&seen) < 200; k++) {
+        for (int i = 0; i < SHARED; i++) {
+            v[i] = (float)k;
+        }
+        TJ_ASSERT_OK(trace_write(shared, v, sizeof v));
+        ck_assert_int_eq(atomic_load(&torn), 0);
+    }
+    atomic_store(&stop, true);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+    }
+    ck_assert_int_eq(atomic_load(&torn), 0);
+    trace_release(shared);
+    close_all();
+}
+END_TEST
+
 // ---- handles ----------------------------------------------------------------------------------------------
 
 START_TEST(handles_are_counted_and_die) {
@@ -887,6 +942,6 @@ END_TEST
 TJ_TEST_MAIN("record", promotes_like_pytorch, dtypes_of_single_ops, scalars_round_once, records_golden_text,
              equal_ops_merge_and_scalars_do_not, same_bytes_for_the_same_ops, layouts_have_classes,
              writes_become_updates, overlapping_leaves_share_a_base, views_know_their_place,
-             host_writes_while_recording, handles_are_counted_and_die, bad_input_is_named,
+             host_writes_while_recording, writes_are_seen_whole, handles_are_counted_and_die, bad_input_is_named,
              steady_loops_allocate_nothing, buffers_are_bounded_and_limited, borrowed_memory_is_given_back_once,
              every_allocation_may_fail)
