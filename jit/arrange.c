@@ -16,7 +16,6 @@ struct arrange {
     bool *live;             // reached from stores and checks
     bool *full;
     uint8_t *pass;          // earliest
-    uint16_t *cost;         // to compute it again
     bool *liveacc;
     struct dim d[TJ_KDIMS + 1];
     uint32_t nd;
@@ -31,6 +30,7 @@ struct arrange {
     uint8_t *dup_pass;
     uint16_t *accmap;
     tj_ex *ivals;
+    uint8_t *roles;
     uint32_t nivals, capivals;
     uint32_t *bufs;
     uint32_t nbufs;
@@ -48,7 +48,7 @@ static uint16_t own_cost(const struct tj_li *in) {
     case TJ_KOP_CONST:
     case TJ_KOP_SVAL:
     case TJ_KOP_IVAL:
-        return 0;
+        return 0; // never FULL, so that counting always gets on
     case TJ_OP_EXP:
     case TJ_OP_LOG:
     case TJ_OP_SIN:
@@ -354,7 +354,6 @@ static void levels(struct arrange *a) {
         const struct tj_li *in = &l->ins[i];
         bool full = false;
         uint32_t pass = 0, nv = operands(l, i, v);
-        uint32_t cost = own_cost(in);
         if (accesses(in)) {
             for (uint32_t k = 0; k < l->niter; k++) {
                 full = full || (l->red[k] && l->acc[in->imm].coef[k]);
@@ -364,19 +363,23 @@ static void levels(struct arrange *a) {
             full = full || a->full[v[j]];
             uint32_t p = a->pass[v[j]] + (l->ins[v[j]].op == TJ_KOP_REDUCE);
             pass = p > pass ? p : pass;
-            cost += a->full[v[j]] ? a->cost[v[j]] : 0;
         }
         a->full[i] = full && in->op != TJ_KOP_REDUCE;
         a->pass[i] = (uint8_t)(pass > MAX_PASSES ? MAX_PASSES : pass);
-        a->cost[i] = (uint16_t)(cost > 10000 ? 10000 : cost);
     }
 }
 
 // ---- output ----------------------------------------------------------------------------------------------------------
 
-static uint16_t ival(struct arrange *a, tj_ex e) {
-    for (uint32_t i = 0; i < a->nivals; i++) {
-        if (a->ivals[i] == e) {
+// An integer argument. Arguments are shared within a role only: two extents that happen to be equal must not make another
+// kernel than two that are not.
+enum role { STRIDE, OFFSET = TJ_KDIMS, INDIRECT, VALUE, EXTENT };
+static uint16_t ival(struct arrange *a, tj_ex e, unsigned role) {
+    if (e <= 1) {
+        return (uint16_t)e;
+    }
+    for (uint32_t i = 2; i < a->nivals; i++) {
+        if (a->ivals[i] == e && a->roles[i] == role && role < EXTENT) {
             return (uint16_t)i;
         }
     }
@@ -385,6 +388,7 @@ static uint16_t ival(struct arrange *a, tj_ex e) {
         return 0;
     }
     a->ivals[a->nivals] = e;
+    a->roles[a->nivals] = (uint8_t)role;
     return (uint16_t)a->nivals++;
 }
 
@@ -421,14 +425,14 @@ static uint16_t access_out(struct arrange *a, uint32_t acc, uint32_t pass, bool 
     const struct tj_la *s = &a->l->acc[acc];
     struct tj_kaccess o = {0};
     o.dtype = s->dtype;
-    o.offset = ival(a, s->off);
+    o.offset = ival(a, s->off, OFFSET);
     for (uint32_t i = 0; i < a->nd; i++) {
-        o.stride[i] = ival(a, coef(a, acc, &a->d[i]));
+        o.stride[i] = ival(a, coef(a, acc, &a->d[i]), STRIDE + i);
     }
     o.nindirect = (uint8_t)s->nind;
     for (uint32_t i = 0; i < s->nind; i++) {
         o.ind_value[i] = need(a, s->ind[i], pass);
-        o.ind_stride[i] = ival(a, s->indc[i]);
+        o.ind_stride[i] = ival(a, s->indc[i], INDIRECT);
     }
     o.buf = memory_access ? buffer(a, s->buf) : 0;
     for (uint32_t i = 0; i < a->k->naccess; i++) {
@@ -449,7 +453,7 @@ static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool f
     }
     switch (in->op) {
     case TJ_KOP_IVAL:
-        o.imm = ival(a, (tj_ex)in->imm);
+        o.imm = ival(a, (tj_ex)in->imm, VALUE);
         break;
     case TJ_KOP_SVAL:
         for (o.imm = 0; o.imm < a->nsvals; o.imm++) {
@@ -483,6 +487,19 @@ static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool f
     return put(a, &o, in->node);
 }
 
+// Cost of computing a FULL value again now, what has a row buffer being cheap; stops counting above the limit.
+static uint32_t cost_again(const struct arrange *a, uint32_t i, uint32_t sofar) {
+    uint32_t v[8], cost = sofar + own_cost(&a->l->ins[i]);
+    for (uint32_t j = 0, n = operands(a->l, i, v); j < n && cost <= CACHE_COST; j++) {
+        if (!a->full[v[j]]) {
+            continue;
+        }
+        bool kept = a->home[v[j]] != TJ_KNONE && a->out[a->home[v[j]]].flags & TJ_KF_CACHE;
+        cost = kept ? cost + 1 : cost_again(a, v[j], cost);
+    }
+    return cost;
+}
+
 // Output instruction that holds value i in a pass.
 static uint16_t need(struct arrange *a, uint32_t i, uint32_t pass) {
     if (!a->full[i]) {
@@ -494,7 +511,7 @@ static uint16_t need(struct arrange *a, uint32_t i, uint32_t pass) {
     if (a->dup[i] != TJ_KNONE && a->dup_pass[i] == pass) {
         return a->dup[i];
     }
-    if (a->home[i] != TJ_KNONE && a->cache && a->cost[i] > CACHE_COST && a->l->ins[i].dtype != TRACE_BOOL) {
+    if (a->home[i] != TJ_KNONE && a->cache && cost_again(a, i, 0) > CACHE_COST && a->l->ins[i].dtype != TRACE_BOOL) {
         a->out[a->home[i]].flags |= TJ_KF_CACHE;
         a->dup[i] = a->home[i];
         a->dup_pass[i] = (uint8_t)pass;
@@ -677,7 +694,7 @@ static bool fill_loop(struct arrange *a, struct tj_loop *out) {
     }
     k->npasses = a->npasses;
     for (uint32_t i = 0; i < a->nd; i++) {
-        k->extent[i] = ival(a, a->d[i].ext);
+        k->extent[i] = ival(a, a->d[i].ext, EXTENT);
     }
     k->nins = (uint16_t)a->nout;
     k->nbufs = (uint16_t)a->nbufs;
@@ -719,7 +736,6 @@ bool tj_arrange(struct tj_lower *l, const uint32_t *hazard_bufs, uint32_t nhazar
     a->live = TJ_ARENA_NEW(&l->tmp, bool, a->n + 1);
     a->full = TJ_ARENA_NEW(&l->tmp, bool, a->n + 1);
     a->pass = TJ_ARENA_NEW(&l->tmp, uint8_t, a->n + 1);
-    a->cost = TJ_ARENA_NEW(&l->tmp, uint16_t, a->n + 1);
     a->liveacc = TJ_ARENA_NEW(&l->tmp, bool, l->nacc + 1);
     a->row_at = TJ_ARENA_NEW(&l->tmp, uint16_t, a->n + 1);
     a->home = TJ_ARENA_NEW(&l->tmp, uint16_t, a->n + 1);
@@ -748,6 +764,7 @@ bool tj_arrange(struct tj_lower *l, const uint32_t *hazard_bufs, uint32_t nhazar
     a->out = TJ_ARENA_NEW(&l->tmp, struct tj_kins, a->capout);
     a->locs = TJ_ARENA_NEW(&l->tmp, struct tj_loc, a->capout);
     a->ivals = TJ_ARENA_NEW(&l->tmp, tj_ex, a->capivals);
+    a->roles = TJ_ARENA_NEW(&l->tmp, uint8_t, a->capivals);
     a->k->access = TJ_ARENA_NEW(&l->tmp, struct tj_kaccess, a->capout);
     a->svals = TJ_ARENA_NEW(a->arena, struct tj_scalar_arg, l->nsvals + 1);
     a->sites = TJ_ARENA_NEW(a->arena, tj_ref, l->nsites + 1);

@@ -534,6 +534,10 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     const void *attr = tj_node_attr(g->t, n);
     tj_ex dims[TJ_G_RANK];
     extents(g, r, in, dims);
+    if (g->x->failed || g->arena->failed || g->failed) {
+        g->failed = true;
+        return 0;
+    }
     for (size_t i = 0; i < rank; i++) { // the rules above against what the recorder inferred
         if (tj_ex_hint(g->x, dims[i]) != tj_shape_dims(g->t, n->shape)[i]) {
             (void)tj_fail(TRACE_ERR_COMPILE, "internal: extent %zu of %s has the wrong expression", i, tj_ops[n->op].name);

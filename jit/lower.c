@@ -49,9 +49,10 @@ uint32_t tj_lo_const(struct tj_lower *l, tj_dtype d, double f, int64_t i) {
     return tj_lo_emit(l, TJ_KOP_CONST, d, TJ_LNONE, TJ_LNONE, TJ_LNONE, imm);
 }
 
+// Extents are arguments of a kernel even where the plan knows them, so that it serves other sizes too.
 uint32_t tj_lo_ival(struct tj_lower *l, tj_ex e) {
-    if (tj_ex_is_const(l->s->x, e)) {
-        return tj_lo_const(l, TRACE_I64, 0, tj_ex_hint(l->s->x, e));
+    if (e <= 1) {
+        return tj_lo_const(l, TRACE_I64, 0, (int64_t)e);
     }
     return tj_lo_emit(l, TJ_KOP_IVAL, TRACE_I64, TJ_LNONE, TJ_LNONE, TJ_LNONE, (int64_t)e);
 }

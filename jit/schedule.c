@@ -341,7 +341,8 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
     if (!inlines(d->op)) {
         return false;
     }
-    if (!s->g->fuse && d->trace != r->trace && !tj_g_view(d->op)) {
+    bool count = d->op == TJ_OP_CAST && TJ_NODE(s, d->in[0])->op == TJ_G_EXTENT;
+    if (!s->g->fuse && d->trace != r->trace && !tj_g_view(d->op) && !count) {
         return false;
     }
     if (tj_g_view(d->op)) { // free; but not when it is wanted in memory anyway

@@ -130,7 +130,9 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
     if (v->rank > TJ_MAX_RANK) {
         return false;
     }
-    memcpy(g.dims, v->dims, v->rank * sizeof *v->dims);
+    if (v->rank) {
+        memcpy(g.dims, v->dims, v->rank * sizeof *v->dims);
+    }
     struct tj_exprs *x = s->x;
 #define TIMES(a, b) tj_ex_bin(x, TJ_EX_MUL, (a), (b))
 #define PLUS(a, b) tj_ex_bin(x, TJ_EX_ADD, (a), (b))

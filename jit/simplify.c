@@ -7,7 +7,7 @@
 #include "../lib/hash.h"
 
 static bool same_dims(const struct tj_gnode *a, const struct tj_gnode *b) {
-    return a->rank == b->rank && memcmp(a->dims, b->dims, a->rank * sizeof *a->dims) == 0;
+    return a->rank == b->rank && (!a->rank || memcmp(a->dims, b->dims, a->rank * sizeof *a->dims) == 0);
 }
 
 // Whether converting `from` to `mid` keeps every value.

@@ -22,7 +22,7 @@ struct world {
     size_t bytes[MAX_LEAVES];
     tj_ref outs[MAX_OUTS], writes[MAX_OUTS];
     uint32_t nouts, nwrites;
-    bool loose[1 << 12]; // value depends on a contraction
+    bool loose[1 << 16]; // value depends on a contraction
     uint64_t rng;
 };
 
@@ -59,9 +59,13 @@ static int64_t numel_of(struct world *w, tj_ref n) {
 static tj_ref node(struct world *w, enum tj_op op, tj_dtype d, const int64_t *dims, size_t rank, const tj_ref *in,
                    size_t nin, const void *attr, size_t bytes) {
     int64_t copy[TJ_MAX_RANK + 1];
-    memcpy(copy, dims, rank * sizeof *dims);
+    if (rank) {
+        memcpy(copy, dims, rank * sizeof *dims);
+    }
     tj_ref ins[16];
-    memcpy(ins, in, nin * sizeof *in);
+    if (nin) {
+        memcpy(ins, in, nin * sizeof *in);
+    }
     tj_ref r = tj_trace_append(&w->t, op, d, tj_trace_shape(&w->t, copy, rank), ins, nin, attr, bytes / 8,
                                (struct tj_loc){"test.c", (int32_t)w->t.nnodes});
     ck_assert_uint_ne(r, TJ_NIL);
@@ -851,4 +855,222 @@ START_TEST(norm_is_one_kernel) {
 }
 END_TEST
 
-TJ_TEST_MAIN("program", random_graphs, random_writes, norm_is_one_kernel)
+// ---- what fuses ----------------------------------------------------------------------------------------------------------
+
+static tj_ref f32(struct world *w, size_t rank, int64_t a, int64_t b, int64_t c, int64_t d) {
+    int64_t dims[4] = {a, b, c, d};
+    return leaf(w, TRACE_F32, dims, rank, 0, 0);
+}
+static tj_ref layer_norm(struct world *w, tj_ref x) {
+    size_t r = rank_of(w, x);
+    int64_t n = dims_of(w, x)[r - 1];
+    struct tj_attr_norm at = {1};
+    tj_ref in[4] = {x, f32(w, 1, n, 0, 0, 0), f32(w, 1, n, 0, 0, 0), scalar(w, TRACE_F32, 1e-3, 0)};
+    return node(w, TJ_OP_LAYER_NORM, TRACE_F32, dims_of(w, x), r, in, 4, ATTR(at));
+}
+static tj_ref linear(struct world *w, tj_ref x, int64_t n) {
+    size_t r = rank_of(w, x);
+    int64_t dims[TJ_MAX_RANK];
+    memcpy(dims, dims_of(w, x), r * sizeof *dims);
+    struct tj_attr_bias at = {1};
+    tj_ref in[3] = {x, f32(w, 2, n, dims[r - 1], 0, 0), f32(w, 1, n, 0, 0, 0)};
+    dims[r - 1] = n;
+    return node(w, TJ_OP_LINEAR, TRACE_F32, dims, r, in, 3, ATTR(at));
+}
+
+// Builds, checks against the interpreter, and gives the number of steps; *cached, *epilogues: of its kernels.
+static uint32_t steps(struct world *w, uint32_t *cached, uint32_t *epilogues) {
+    struct tj_segment seg;
+    check(w, 0);
+    struct tj_program *p = build(w, FUSED, &seg);
+    uint32_t n = p->nsteps;
+    *cached = *epilogues = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_step *st = &p->steps[i];
+        *epilogues += st->kind != TJ_STEP_LOOP && st->loop.kernel;
+        for (uint32_t k = 0; st->loop.kernel && k < st->loop.kernel->nins; k++) {
+            *cached += st->loop.kernel->ins[k].flags & TJ_KF_CACHE;
+        }
+    }
+    if (getenv("DUMP")) {
+        dump(w, p);
+    }
+    tj_program_free(p);
+    world_free(w);
+    return n;
+}
+static struct world W;
+static uint32_t cached, epilogues;
+
+START_TEST(bias_gelu_residual_norm) {
+    world_init(&W, 3);
+    tj_ref x = f32(&W, 2, 6, 96, 0, 0), b = f32(&W, 1, 96, 0, 0, 0), r = f32(&W, 2, 6, 96, 0, 0);
+    out(&W, layer_norm(&W, bin(&W, TJ_OP_ADD, un(&W, TJ_OP_GELU, bin(&W, TJ_OP_ADD, x, b)), r)));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 1);
+    ck_assert_uint_eq(cached, 1); // the sum of gelu and residual, and nothing else
+}
+END_TEST
+
+START_TEST(masked_softmax) {
+    world_init(&W, 4);
+    tj_ref x = f32(&W, 4, 1, 2, 5, 70), q = f32(&W, 2, 5, 70, 0, 0);
+    tj_ref mask = cast(&W, q, TRACE_BOOL), y = bin(&W, TJ_OP_MUL, x, scalar(&W, TRACE_F32, 0.125, 0));
+    tj_ref in[3] = {mask, y, scalar(&W, TRACE_F32, -1e9, 0)};
+    y = node(&W, TJ_OP_WHERE, TRACE_F32, dims_of(&W, x), 4, in, 3, NOATTR);
+    struct tj_attr_dim at = {3};
+    out(&W, node(&W, TJ_OP_SOFTMAX, TRACE_F32, dims_of(&W, x), 4, &y, 1, ATTR(at)));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 1);
+    ck_assert_uint_eq(cached, 1);
+}
+END_TEST
+
+START_TEST(mlp_epilogues) {
+    world_init(&W, 5);
+    tj_ref x = f32(&W, 2, 8, 16, 0, 0);
+    x = un(&W, TJ_OP_GELU, linear(&W, x, 40));
+    x = un(&W, TJ_OP_RELU, linear(&W, x, 24));
+    out(&W, linear(&W, x, 7));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 3);
+    ck_assert_uint_eq(epilogues, 2);
+}
+END_TEST
+
+// A transformer block's skeleton: residual sums are stored and normalised by the epilogue that makes them.
+START_TEST(residual_blocks) {
+    world_init(&W, 6);
+    tj_ref x = f32(&W, 3, 2, 5, 24, 0), h = bin(&W, TJ_OP_ADD, x, linear(&W, layer_norm(&W, x), 24));
+    tj_ref m = linear(&W, un(&W, TJ_OP_GELU, linear(&W, layer_norm(&W, h), 96)), 24);
+    out(&W, bin(&W, TJ_OP_ADD, h, m));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 4);
+    ck_assert_uint_eq(epilogues, 3);
+}
+END_TEST
+
+START_TEST(heads_need_no_copy) {
+    world_init(&W, 7);
+    tj_ref x = f32(&W, 3, 2, 5, 24, 0), h[3];
+    static const int64_t split[4] = {2, 5, 3, 8}, merged[3] = {2, 5, 24}, perm[4] = {0, 2, 1, 3}, back[4] = {0, 2, 1, 3};
+    for (int i = 0; i < 3; i++) {
+        h[i] = permute(&W, reshape(&W, linear(&W, x, 24), split, 4), perm);
+    }
+    tj_ref in[5] = {h[0], h[1], h[2], scalar(&W, TRACE_F32, 0, 0), scalar(&W, TRACE_F32, 0.35, 0)};
+    struct tj_attr_sdpa at = {.causal = 1};
+    tj_ref y = node(&W, TJ_OP_SDPA, TRACE_F32, dims_of(&W, h[0]), 4, in, 5, ATTR(at));
+    out(&W, linear(&W, reshape(&W, permute(&W, y, back), merged, 3), 24));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 6); // 3 linear, sdpa, merging the heads, linear
+}
+END_TEST
+
+START_TEST(convolution_block) {
+    world_init(&W, 8);
+    tj_ref x = f32(&W, 4, 2, 3, 8, 8), y = x;
+    for (int i = 0; i < 2; i++) {
+        struct tj_attr_conv at = {.has_bias = 1, .stride = {1, 1}, .padding = {1, 1}, .dilation = {1, 1}, .groups = 1};
+        tj_ref in[3] = {y, f32(&W, 4, 3, 3, 3, 3), f32(&W, 1, 3, 0, 0, 0)};
+        y = node(&W, TJ_OP_CONV2D, TRACE_F32, dims_of(&W, x), 4, in, 3, ATTR(at));
+        y = un(&W, TJ_OP_RELU, y);
+    }
+    y = bin(&W, TJ_OP_ADD, y, x);
+    struct tj_attr_pool at = {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {1, 1}};
+    int64_t half[4] = {2, 3, 4, 4};
+    out(&W, node(&W, TJ_OP_MAX_POOL2D, TRACE_F32, half, 4, &y, 1, ATTR(at)));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 3);
+    ck_assert_uint_eq(epilogues, 2);
+}
+END_TEST
+
+START_TEST(embedding_norm) {
+    world_init(&W, 9);
+    int64_t n = 12, dims[2] = {12, 24};
+    tj_ref table = f32(&W, 2, 30, 24, 0, 0), idx = leaf(&W, TRACE_I64, &n, 1, 0, 30), pos = f32(&W, 2, 12, 24, 0, 0);
+    struct tj_attr_dim at = {0};
+    tj_ref in[2] = {table, idx};
+    tj_ref e = node(&W, TJ_OP_INDEX_SELECT, TRACE_F32, dims, 2, in, 2, ATTR(at));
+    out(&W, layer_norm(&W, bin(&W, TJ_OP_ADD, e, pos)));
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 1);
+}
+END_TEST
+
+START_TEST(cache_rows_in_place) {
+    world_init(&W, 10);
+    int64_t one = 1, dims[4] = {1, 2, 16, 4}, row[4] = {1, 2, 1, 4};
+    tj_ref kv = leaf(&W, TRACE_F32, dims, 4, 0, 0), pos = leaf(&W, TRACE_I64, &one, 1, 0, 16);
+    tj_ref k = un(&W, TJ_OP_TANH, leaf(&W, TRACE_F32, row, 4, 0, 0));
+    struct tj_attr_dim at = {2};
+    tj_ref in[3] = {kv, pos, k};
+    tj_ref c = node(&W, TJ_OP_INDEX_COPY, TRACE_F32, dims, 4, in, 3, ATTR(at));
+    tj_ref up[3] = {kv, c, kv};
+    W.writes[W.nwrites++] = node(&W, TJ_OP_UPDATE, TRACE_F32, dims, 4, up, 3, NOATTR);
+    ck_assert_uint_eq(steps(&W, &cached, &epilogues), 2); // tanh, and its rows into place
+}
+END_TEST
+
+START_TEST(long_sum_is_split) {
+    struct tj_segment seg;
+    world_init(&W, 11);
+    tj_ref x = f32(&W, 2, 40, 5000, 0, 0), s = reduce(&W, TJ_OP_MEAN, bin(&W, TJ_OP_MUL, x, x), 3, false);
+    out(&W, bin(&W, TJ_OP_DIV, x, s));
+    check(&W, 0);
+    struct tj_program *p = build(&W, FUSED, &seg);
+    ck_assert_uint_eq(p->nsteps, 2);
+    ck_assert_uint_eq(p->steps[0].loop.kernel->split, 1);
+    tj_program_free(p);
+    world_free(&W);
+}
+END_TEST
+
+// 20,000 ops: about linear time, no deep recursion.
+START_TEST(long_chain) {
+    world_init(&W, 12);
+    int64_t dims[2] = {3, 4}, perm[2] = {1, 0};
+    tj_ref x = leaf(&W, TRACE_F32, dims, 2, 0, 0), b = leaf(&W, TRACE_F32, dims, 2, 0, 0), y = x;
+    for (int i = 0; i < 20000; i++) {
+        int64_t *d = i % 2 ? dims : (int64_t[2]){4, 3};
+        if (i % 5 == 4) {
+            y = permute(&W, permute(&W, y, perm), perm);
+        }
+        (void)d;
+        tj_ref in[2] = {y, b};
+        tj_ref r = tj_trace_append(&W.t, i % 3 ? TJ_OP_ADD : TJ_OP_SUB, TRACE_F32, W.t.nodes[y].shape, in, 2, NULL, 0, (struct tj_loc){0});
+        y = r;
+    }
+    out(&W, y);
+    W.loose[0] = false;
+    check_how(&W, FUSED, 0);
+    check_how(&W, SINGLE, 0);
+    world_free(&W);
+}
+END_TEST
+
+// Every allocation may fail.
+static uint64_t allowed;
+static bool limited(size_t bytes) {
+    (void)bytes;
+    return allowed ? allowed-- > 1 : true;
+}
+START_TEST(allocation_failures) {
+    static struct tj_env env;
+    static struct tj_cpu cpu;
+    for (uint64_t seed = 1; seed < 12; seed++) {
+        random_graph(&W, seed, seed & 1);
+        struct tj_segment seg = {.trace = &W.t, .outs = W.outs, .nouts = W.nouts, .writes = W.writes, .nwrites = W.nwrites, .name = "t"};
+        bool done = false;
+        for (uint64_t n = 2; !done; n++) {
+            struct tj_program *p = NULL;
+            allowed = n;
+            tj_alloc_hook = limited;
+            tj_status s = tj_program_build(&seg, &env, &cpu, &p);
+            done = allowed > 1;
+            tj_alloc_hook = NULL;
+            ck_assert_msg(s == (done ? TRACE_OK : TRACE_ERR_MEMORY) || s == TRACE_OK, "%s", tj_last_error());
+            ck_assert(s == TRACE_OK ? p != NULL : p == NULL);
+            tj_program_free(p);
+        }
+        world_free(&W);
+    }
+}
+END_TEST
+
+TJ_TEST_MAIN("program", random_graphs, random_writes, norm_is_one_kernel, bias_gelu_residual_norm, masked_softmax,
+             mlp_epilogues, residual_blocks, heads_need_no_copy, convolution_block, embedding_norm, cache_rows_in_place,
+             long_sum_is_split, long_chain, allocation_failures)
