@@ -46,6 +46,8 @@ extern "C" {
 typedef struct trace_context trace_context;
 /* A named stretch of host code: options, compiled plans, counters. */
 typedef struct trace_region trace_region;
+/* A plan with its workspace, pinned to certain tensors: no check, allocation, lock or system call in a run. */
+typedef struct trace_bound trace_bound;
 /* A counted handle to a tensor, or, inside a region, a recorded value. */
 typedef struct trace_tensor trace_tensor;
 
@@ -75,6 +77,9 @@ enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
 enum trace_dynamic { TRACE_DYNAMIC_AUTO, TRACE_DYNAMIC_OFF, TRACE_DYNAMIC_ON };
 /* FAST allows contraction across ops and folding that changes rounding. */
 enum trace_math { TRACE_MATH_STRICT, TRACE_MATH_FAST };
+/* What a run of a background region does while its plan is being compiled. AUTO: runs in the interpreter when that is
+ * estimated to take less than the compile, else waits. FAIL: TRACE_ERR_BUSY at once. */
+enum trace_policy { TRACE_POLICY_AUTO, TRACE_POLICY_WAIT, TRACE_POLICY_INTERPRET, TRACE_POLICY_FAIL };
 enum trace_precision { TRACE_PRECISION_F32, TRACE_PRECISION_TF32, TRACE_PRECISION_BF16, TRACE_PRECISION_F16 };
 /* Flags of trace_tensor_desc. READONLY: writing is an error. STABLE: the host changes the memory only with
  * trace_modified, so weights may be repacked. PLACEHOLDER: no data; a run over one compiles and runs nothing. */
@@ -155,7 +160,15 @@ typedef struct trace_region_options {
     int matmul_precision;  /* enum trace_precision */
     uint32_t max_graphs;   /* plans kept; 0: 64 */
     uint32_t replay_check; /* REPLAY: record every Nth run again and compare; 0: off */
+    int background_policy; /* enum trace_policy: what a run does while its plan is compiled in the background */
 } trace_region_options;
+
+typedef struct trace_bind_options {
+    size_t size;
+    void *memory;        /* workspace of trace_region_workspace bytes, 64-aligned, the host's; NULL: the library's */
+    size_t memory_bytes; /* of memory */
+    bool use_pool;       /* bound runs may use the context's threads; default: the calling thread alone */
+} trace_bind_options;
 
 /* Counters since creation; each is read atomically, no consistency between them is promised. */
 typedef struct trace_stats {
@@ -197,6 +210,7 @@ typedef struct trace_tensor_desc {
 #ifndef __cplusplus
 #define TRACE_CONTEXT_OPTIONS(...) (&(const trace_context_options){.size = sizeof(trace_context_options), __VA_ARGS__})
 #define TRACE_REGION_OPTIONS(...) (&(const trace_region_options){.size = sizeof(trace_region_options), __VA_ARGS__})
+#define TRACE_BIND_OPTIONS(...) (&(const trace_bind_options){.size = sizeof(trace_bind_options), __VA_ARGS__})
 #define TRACE_TENSOR_DESC(...) (&(const trace_tensor_desc){.size = sizeof(trace_tensor_desc), __VA_ARGS__})
 #endif
 
@@ -238,6 +252,12 @@ TRACE_API trace_tensor *trace_wrap(trace_context *ctx, enum trace_dtype d, void 
 TRACE_API trace_tensor *trace_wrap_const(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims,
                                          size_t rank);
 TRACE_API trace_tensor *trace_wrap_desc(trace_context *ctx, const trace_tensor_desc *desc);
+/* DLPack (github.com/dmlc/dlpack, ABI version 1 without the versioned struct): import takes the managed tensor over
+ * (its deleter is called when the last user has gone; on failure it stays the caller's), export holds a reference until
+ * the consumer calls the deleter. CPU tensors only; dtypes bool, u8, i32, i64, f16, bf16, f32, f64. */
+struct DLManagedTensor;
+TRACE_API trace_tensor *trace_from_dlpack(trace_context *ctx, struct DLManagedTensor *m, int flags);
+TRACE_API struct DLManagedTensor *trace_to_dlpack(trace_tensor *t);
 /* No data: a run with one among its inputs compiles and runs nothing. */
 TRACE_API trace_tensor *trace_placeholder(trace_context *ctx, enum trace_dtype d, const int64_t *dims, size_t rank);
 /* One more reference; returns t. Inside a region, of a recorded value: one more count of that value. */
@@ -288,6 +308,25 @@ TRACE_MUST_CHECK TRACE_API enum trace_status trace_end_at(trace_region *r, trace
                                                           const char *file, int line);
 /* Drops the innermost open run of r on this thread: early return, exception, longjmp. Nothing if there is none. */
 TRACE_API void trace_abandon(trace_region *r);
+/* Ends the run by binding it instead of running it: compiles (or finds the plan), pins exactly the tensors used, checks
+ * everything there is to check, runs nothing. Needs a region body without a readback; results only by trace_copy_ and
+ * other in-place ops. *b is NULL on failure; the caller owns it. */
+TRACE_MUST_CHECK TRACE_API enum trace_status trace_end_bind_at(trace_region *r, const trace_bind_options *o,
+                                                               trace_bound **b, const char *file, int line);
+/* Runs a bound plan on the tensors it is pinned to. One caller at a time for each bound plan. No allocation, lock,
+ * system call, check or event; nothing in it blocks. */
+TRACE_API enum trace_status trace_bound_run(trace_bound *b);
+TRACE_API void trace_bound_release(trace_bound *b);
+/* Bytes of workspace the region's last bound (or, before one, last compiled) plan needs; 0 when there is none yet. */
+TRACE_API size_t trace_region_workspace(const trace_region *r);
+/* Declares the bounds of a dim of a declared input, before the region's first run. An extent outside them is
+ * TRACE_ERR_SHAPE at trace_begin. */
+TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
+/* Waits until no plan of the region is being compiled in the background; TRACE_ERR_TIMEOUT, or the first compile error.
+ */
+TRACE_API enum trace_status trace_wait_ready(trace_region *r, int timeout_ms);
+/* Asks the region's runs in flight to stop between kernels: their trace_end returns TRACE_ERR_SHUTDOWN. */
+TRACE_API void trace_region_cancel(trace_region *r);
 /* Whether the calling thread's open run has failed: for the heads of loops that a readback steers. */
 TRACE_API bool trace_failed(const trace_context *ctx);
 
@@ -300,6 +339,7 @@ TRACE_API bool trace_failed(const trace_context *ctx);
 #define trace_print_later(...) trace_print_later_at(__VA_ARGS__, TRACE_HERE)
 #define trace_begin(...) trace_begin_at(__VA_ARGS__, TRACE_HERE)
 #define trace_end(...) trace_end_at(__VA_ARGS__, TRACE_HERE)
+#define trace_end_bind(...) trace_end_bind_at(__VA_ARGS__, TRACE_HERE)
 
 /* ---- ops: names and argument meanings follow ATen -----------------------------------------------------------------
  * Each op exists as trace_x(...) and as trace_x_at(..., file, line); the macro of the plain name passes the host's
