@@ -107,6 +107,34 @@ void tj_e_function_end(struct tj_emit *e) {
     LLVMClearInsertionPosition(e->eb);
 }
 
+tj_lv tj_e_nested(struct tj_emit *e, struct tj_nested *n, const char *name, tj_lt type) {
+    tj_lv have = LLVMGetNamedFunction(e->module, name);
+    if (have) {
+        return have;
+    }
+    *n = (struct tj_nested){e->b, e->eb, e->fn};
+    e->b = LLVMCreateBuilderInContext(e->ctx);
+    e->eb = LLVMCreateBuilderInContext(e->ctx);
+    (void)tj_e_function(e, name, type, false);
+    return NULL;
+}
+
+tj_lv tj_e_nested_end(struct tj_emit *e, struct tj_nested *n) {
+    tj_lv f = e->fn;
+    LLVMBuildRetVoid(e->b);
+    tj_e_function_end(e);
+    LLVMDisposeBuilder(e->b);
+    LLVMDisposeBuilder(e->eb);
+    e->b = n->b;
+    e->eb = n->eb;
+    e->fn = n->fn;
+    return f;
+}
+
+tj_lv tj_e_invoke(struct tj_emit *e, tj_lv fn, tj_lv *args, unsigned n) {
+    return LLVMBuildCall2(e->b, LLVMGlobalGetValueType(fn), fn, args, n, "");
+}
+
 tj_lb tj_e_block(struct tj_emit *e, const char *name) { return LLVMAppendBasicBlockInContext(e->ctx, e->fn, name); }
 void tj_e_at(struct tj_emit *e, tj_lb block) { LLVMPositionBuilderAtEnd(e->b, block); }
 tj_lb tj_e_here(struct tj_emit *e) { return LLVMGetInsertBlock(e->b); }

@@ -52,6 +52,15 @@ tj_lv tj_e_splat(LLVMBuilderRef b, tj_lv scalar, unsigned lanes); // lanes 0: th
 
 tj_lv tj_e_function(struct tj_emit *e, const char *name, tj_lt type, bool external); // sets e->fn; the entry block is open
 void tj_e_function_end(struct tj_emit *e);                // after the return was built
+// An internal function of the module, shared by its kernels: NULL and state saved when it is to be emitted now, up to
+// tj_e_nested_end, else the function.
+struct tj_nested {
+    LLVMBuilderRef b, eb;
+    tj_lv fn;
+};
+tj_lv tj_e_nested(struct tj_emit *e, struct tj_nested *n, const char *name, tj_lt type);
+tj_lv tj_e_nested_end(struct tj_emit *e, struct tj_nested *n); // returns void; gives the function
+tj_lv tj_e_invoke(struct tj_emit *e, tj_lv fn, tj_lv *args, unsigned n);
 tj_lb tj_e_block(struct tj_emit *e, const char *name);
 void tj_e_at(struct tj_emit *e, tj_lb block);
 tj_lb tj_e_here(struct tj_emit *e);

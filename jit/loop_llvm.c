@@ -5,8 +5,9 @@
 #include "loop_llvm.h"
 
 enum {
-    SHARE_ABOVE = 60,           // weight of a body, see weight()
-    TILE_ROWS = 16, TILE_COLS = 64,
+    // Weight of a body (see weight()) from which one copy serves whole vectors and tail; with masks it runs slower.
+    SHARE_ABOVE = 20, SHARE_MASKED_ABOVE = 40,
+    TILE_ROWS = 16, TILE_COLS = 16,
 };
 
 static tj_status refuse(struct gen *g, const char *what, unsigned i) {
@@ -233,16 +234,13 @@ tj_lv tj_l_live(struct gen *g, tj_lv mask) {
 // void tj_check(args, site, index, extent): records the first data error of a run.
 static tj_lv check_function(struct tj_emit *e) {
     static const char name[] = "tj_check";
-    tj_lv have = LLVMGetNamedFunction(e->module, name);
-    if (have) {
-        return have;
-    }
-    LLVMBuilderRef b = e->b, eb = e->eb;
-    tj_lv outer = e->fn;
-    e->b = LLVMCreateBuilderInContext(e->ctx);
-    e->eb = LLVMCreateBuilderInContext(e->ctx);
     tj_lt params[] = {e->ptr, e->i64, e->i64, e->i64};
-    tj_lv f = tj_e_function(e, name, LLVMFunctionType(e->none, params, 4, 0), false);
+    struct tj_nested outer;
+    tj_lv f = tj_e_nested(e, &outer, name, LLVMFunctionType(e->none, params, 4, 0));
+    if (f) {
+        return f;
+    }
+    f = e->fn;
     unsigned cold = LLVMGetEnumAttributeKindForName("cold", 4);
     LLVMAddAttributeAtIndex(f, LLVMAttributeFunctionIndex, LLVMCreateEnumAttribute(e->ctx, cold, 0));
     tj_lv args = LLVMGetParam(f, 0), site = LLVMGetParam(f, 1);
@@ -264,14 +262,7 @@ static tj_lv check_function(struct tj_emit *e) {
     LLVMSetOrdering(done, LLVMAtomicOrderingRelease);
     LLVMSetAlignment(done, 4);
     tj_e_end(e, &s);
-    LLVMBuildRetVoid(e->b);
-    tj_e_function_end(e);
-    LLVMDisposeBuilder(e->b);
-    LLVMDisposeBuilder(e->eb);
-    e->b = b;
-    e->eb = eb;
-    e->fn = outer;
-    return f;
+    return tj_e_nested_end(e, &outer);
 }
 
 static tj_lv lane_of(struct gen *g, unsigned i, tj_lv lane) {
@@ -299,7 +290,7 @@ static void check(struct gen *g, unsigned i) {
     }
     tj_lv call[] = {g->args, tj_e_i64(e, s->imm), lane_of(g, s->in[1], lane),
                     s->in[2] == TJ_KNONE ? tj_e_i64(e, 0) : lane_of(g, s->in[2], lane)};
-    LLVMBuildCall2(e->b, LLVMGlobalGetValueType(f), f, call, 4, "");
+    (void)tj_e_invoke(e, f, call, 4);
     tj_e_end(e, &c);
 }
 
@@ -709,7 +700,7 @@ static void vectors(struct gen *g, tj_lv lo, tj_lv hi, tj_lv line) {
     g->direct = g->k->stream && g->k->kind == TJ_K_POINTWISE && e->x86 ? aligned(g, lo) : NULL;
     tj_lv n = LLVMBuildAnd(e->b, LLVMBuildSub(e->b, hi, lo, ""), tj_e_i64(e, -(int64_t)g->lanes), "");
     tj_lv main_end = LLVMBuildAdd(e->b, lo, n, "");
-    if (weight(g, g->pass) > SHARE_ABOVE) {
+    if (weight(g, g->pass) > (wants_mask(g) ? SHARE_MASKED_ABOVE : SHARE_ABOVE)) {
         vectors_shared(g, lo, main_end, hi, line);
     } else {
         vectors_split(g, lo, main_end, hi, line);
@@ -806,7 +797,7 @@ static void rows_pass(struct gen *g) {
     bool tree = pass_has(g, true), several = k->ndims - k->npar > 1;
     tj_l_red_reset(g);
     tj_l_red_start(g, false, n);
-    tj_lv only = LLVMBuildICmp(e->b, LLVMIntSLE, n, tj_e_i64(e, TJ_RED_BLOCK), "");
+    tj_lv more = LLVMBuildICmp(e->b, LLVMIntSGT, n, tj_e_i64(e, TJ_RED_BLOCK), "");
     if (several) {
         unsigned last = k->ndims - 1;
         tj_lv lines = product(g, k->npar, last);
@@ -827,12 +818,12 @@ static void rows_pass(struct gen *g) {
         tj_lv end = block_loop(g, &l, n);
         tj_l_red_start(g, true, n);
         vectors(g, l.i, end, NULL);
-        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), only, n);
+        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), more, n);
         tj_e_loop_end(e, &l);
     } else {
         vectors(g, tj_e_i64(e, 0), n, NULL);
     }
-    tj_l_red_finish(g, only, n);
+    tj_l_red_finish(g, more, n);
 }
 
 // Elements [lo, hi) of the reduced dims for one vector of columns.
@@ -864,18 +855,18 @@ static void cols_pass(struct gen *g, tj_lv n) {
     if (k->ndims - 1 - k->npar > 1) {
         coords_set(g, k->npar, k->ndims - 1u, tj_e_i64(e, 0));
     }
-    tj_lv only = LLVMBuildICmp(e->b, LLVMIntSLE, n, tj_e_i64(e, TJ_RED_BLOCK), "");
+    tj_lv more = LLVMBuildICmp(e->b, LLVMIntSGT, n, tj_e_i64(e, TJ_RED_BLOCK), "");
     if (tree) {
         struct tj_loop_state l;
         tj_lv end = block_loop(g, &l, n), count = LLVMBuildSub(e->b, end, l.i, "");
         tj_l_red_start(g, true, count);
         column_elements(g, l.i, end);
-        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), only, count);
+        tj_l_red_block(g, LLVMBuildUDiv(e->b, l.i, tj_e_i64(e, TJ_RED_BLOCK), ""), more, count);
         tj_e_loop_end(e, &l);
     } else {
         column_elements(g, tj_e_i64(e, 0), n);
     }
-    tj_l_red_finish(g, only, n);
+    tj_l_red_finish(g, more, n);
 }
 
 static void passes(struct gen *g, tj_lv count) {

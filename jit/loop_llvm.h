@@ -99,8 +99,8 @@ void tj_l_red_prepare(struct gen *g);                       // finds the reducti
 void tj_l_red_reset(struct gen *g);                         // no blocks yet
 void tj_l_red_start(struct gen *g, bool tree, tj_lv count); // partials to the identity (count: elements to come, COLS)
 void tj_l_red_add(struct gen *g, unsigned i);               // the body's values of REDUCE i
-void tj_l_red_block(struct gen *g, tj_lv block, tj_lv only, tj_lv count); // joins tree partials of a finished block
-void tj_l_red_finish(struct gen *g, tj_lv only, tj_lv count); // results into vals
+void tj_l_red_block(struct gen *g, tj_lv block, tj_lv more, tj_lv count); // a block is over; more: i1, the row has several
+void tj_l_red_finish(struct gen *g, tj_lv more, tj_lv count); // results into vals
 void tj_l_red_partial(struct gen *g);                       // split kernels, first phase: stores the block's partial
 void tj_l_red_gather(struct gen *g, tj_lv blocks);          // second phase: joins them
 #endif

@@ -195,15 +195,13 @@ static tj_lv softplus_f32(struct fn *m, tj_lv x, tj_lv beta, tj_lv threshold) {
 static tj_lv slow_function(struct tj_emit *e) {
     static const char name[] = "tj_trig_slow";
     static const uint32_t words[8] = TJ_2_PI_WORDS;
-    tj_lv have = LLVMGetNamedFunction(e->module, name);
-    if (have) {
-        return have;
+    tj_lt p[] = {e->ptr, e->ptr, e->ptr, e->i64};
+    struct tj_nested outer;
+    tj_lv f = tj_e_nested(e, &outer, name, LLVMFunctionType(e->none, p, 4, 0)), lane[8];
+    if (f) {
+        return f;
     }
-    LLVMBuilderRef b = e->b, eb = e->eb;
-    tj_lv outer = e->fn;
-    e->b = LLVMCreateBuilderInContext(e->ctx);
-    e->eb = LLVMCreateBuilderInContext(e->ctx);
-    tj_lv lane[8];
+    f = e->fn;
     for (unsigned i = 0; i < 8; i++) {
         lane[i] = LLVMConstInt(e->i32, words[i], 0);
     }
@@ -211,8 +209,6 @@ static tj_lv slow_function(struct tj_emit *e) {
     LLVMSetInitializer(table, LLVMConstArray2(e->i32, lane, 8));
     LLVMSetGlobalConstant(table, 1);
     LLVMSetLinkage(table, LLVMInternalLinkage);
-    tj_lt p[] = {e->ptr, e->ptr, e->ptr, e->i64};
-    tj_lv f = tj_e_function(e, name, LLVMFunctionType(e->none, p, 4, 0), false);
     LLVMBuilderRef c = e->b;
     struct tj_loop_state l;
     tj_e_loop(e, &l, tj_e_i64(e, 0), LLVMGetParam(f, 3), tj_e_i64(e, 1), "lane");
@@ -248,14 +244,7 @@ static tj_lv slow_function(struct tj_emit *e) {
     tj_e_store(e, q, tj_e_gep(e, e->i32, LLVMGetParam(f, 2), l.i), 4);
     tj_e_end(e, &s);
     tj_e_loop_end(e, &l);
-    LLVMBuildRetVoid(c);
-    tj_e_function_end(e);
-    LLVMDisposeBuilder(e->b);
-    LLVMDisposeBuilder(e->eb);
-    e->b = b;
-    e->eb = eb;
-    e->fn = outer;
-    return f;
+    return tj_e_nested_end(e, &outer);
 }
 
 static tj_lv trig(struct fn *m, tj_lv x, bool cosine) {
@@ -277,8 +266,7 @@ static tj_lv trig(struct fn *m, tj_lv x, bool cosine) {
     tj_e_store(e, q, qb, 4);
     unsigned lanes = tj_e_lanes(x);
     tj_lv args[] = {zb, rb, qb, tj_e_i64(e, lanes ? lanes : 1)};
-    tj_lv call = LLVMBuildCall2(m->b, LLVMGlobalGetValueType(slow), slow, args, 4, "");
-    (void)call;
+    (void)tj_e_invoke(e, slow, args, 4);
     tj_lv r2 = tj_e_load(e, m->tf, rb, 4), q2 = tj_e_load(e, m->ti, qb, 4);
     tj_e_end(e, &s);
     r = tj_e_phi2(e, &s, r2, r);

@@ -3,6 +3,7 @@
 // Partials live in memory: 64 of them a reduction, vector after vector, so that the code does not depend on the width of a
 // register. In COLS kernels each partial is a vector of columns.
 #include <math.h>
+#include <stdio.h>
 
 #include "../lib/coefs.h"
 #include "loop_llvm.h"
@@ -14,6 +15,10 @@ struct pair {
 static bool columns(const struct gen *g) { return g->k->kind == TJ_K_COLS; }
 static unsigned cols(const struct gen *g) { return columns(g) ? g->lanes : 0; } // lanes of one partial
 static bool several(const struct gen *g) { return !columns(g) && g->k->ndims - g->k->npar > 1; }
+// Partials in use: where the order doesn't matter two vectors do.
+static unsigned slots(const struct gen *g, const struct reduction *r) {
+    return columns(g) || r->tree ? TJ_RED_PARTIALS : g->lanes < TJ_RED_PARTIALS / 2 ? 2 * g->lanes : TJ_RED_PARTIALS;
+}
 // Partials of several uncollapsed dims are not aligned with vectors where the order matters.
 static bool unaligned(const struct gen *g, const struct reduction *r) { return r->tree && several(g); }
 
@@ -146,7 +151,7 @@ static void start(struct gen *g, const struct reduction *r, tj_lv count) {
         tj_e_loop_end(e, &l);
         return;
     }
-    for (unsigned i = 0; i < TJ_RED_PARTIALS; i += g->lanes) {
+    for (unsigned i = 0; i < slots(g, r); i += g->lanes) {
         store_slot(g, r, tj_e_i64(e, i), id);
     }
 }
@@ -193,7 +198,7 @@ static struct pair join(struct gen *g, const struct reduction *r, tj_lv count) {
         return load_slot(g, r, tj_e_i64(e, 0));
     }
     struct pair v[TJ_RED_PARTIALS];
-    unsigned n = TJ_RED_PARTIALS / g->lanes;
+    unsigned n = slots(g, r) / g->lanes;
     for (unsigned i = 0; i < n; i++) {
         v[i] = load_slot(g, r, tj_e_i64(e, i * g->lanes));
     }
@@ -223,11 +228,29 @@ static tj_lv stack_load(struct gen *g, const struct reduction *r, tj_lv i) {
     return tj_e_load(g->e, whole_type(g, r), stack_at(g, r, i), 4);
 }
 
-// Block number `block` has the value t: merges with what its trailing ones say, then goes on the stack.
-static void push(struct gen *g, const struct reduction *r, tj_lv block, tj_lv t) {
+// The code of both is shared by the kernels of a module: void(ptr stack, ptr depth, i64 block, ptr value) and void(ptr
+// stack, ptr depth, ptr result), named by the type of a value.
+static tj_lv stack_function(struct gen *g, const struct reduction *r, struct tj_nested *n, const char *what) {
     struct tj_emit *e = g->e;
+    char name[64];
+    (void)snprintf(name, sizeof name, "tj_%s_%s_%u", what, r->elem == e->f64 ? "f64" : "f32", cols(g));
+    tj_lt p[] = {e->ptr, e->ptr, e->i64, e->ptr};
+    return tj_e_nested(e, n, name, LLVMFunctionType(e->none, p, 4, 0));
+}
+
+// The value in *result joins what the trailing ones of the block's number say, then goes on the stack.
+static tj_lv push_function(struct gen *g, const struct reduction *r) {
+    struct tj_emit *e = g->e;
+    struct tj_nested outer;
+    tj_lv f = stack_function(g, r, &outer, "push");
+    if (f) {
+        return f;
+    }
+    struct reduction in = *r; // the function's own
+    in.stack = LLVMGetParam(e->fn, 0);
     LLVMBuilderRef w = e->b;
-    tj_lv d0 = tj_e_load(e, e->i64, r->depth, 8);
+    tj_lv depth = LLVMGetParam(e->fn, 1), t = tj_e_load(e, whole_type(g, r), LLVMGetParam(e->fn, 3), 4);
+    tj_lv d0 = tj_e_load(e, e->i64, depth, 8);
     tj_lb pre = tj_e_here(e), head = tj_e_block(e, "push"), merge = tj_e_block(e, ""), exit = tj_e_block(e, "");
     LLVMBuildBr(w, head);
     tj_e_at(e, head);
@@ -236,33 +259,54 @@ static void push(struct gen *g, const struct reduction *r, tj_lv block, tj_lv t)
     LLVMBuildCondBr(w, odd, merge, exit);
     tj_e_at(e, merge);
     tj_lv d1 = LLVMBuildSub(w, d, tj_e_i64(e, 1), "");
-    tj_lv v1 = combine(g, r, (struct pair){stack_load(g, r, d1), NULL}, (struct pair){v, NULL}).v;
+    tj_lv v1 = combine(g, r, (struct pair){stack_load(g, &in, d1), NULL}, (struct pair){v, NULL}).v;
     tj_lv b1 = LLVMBuildLShr(w, b, tj_e_i64(e, 1), "");
     LLVMBuildBr(w, head);
     LLVMAddIncoming(v, (tj_lv[]){t, v1}, (tj_lb[]){pre, merge}, 2);
-    LLVMAddIncoming(b, (tj_lv[]){block, b1}, (tj_lb[]){pre, merge}, 2);
+    LLVMAddIncoming(b, (tj_lv[]){LLVMGetParam(e->fn, 2), b1}, (tj_lb[]){pre, merge}, 2);
     LLVMAddIncoming(d, (tj_lv[]){d0, d1}, (tj_lb[]){pre, merge}, 2);
     tj_e_at(e, exit);
-    tj_e_store(e, v, stack_at(g, r, d), 4);
-    tj_e_store(e, LLVMBuildAdd(w, d, tj_e_i64(e, 1), ""), r->depth, 8);
+    tj_e_store(e, v, stack_at(g, &in, d), 4);
+    tj_e_store(e, LLVMBuildAdd(w, d, tj_e_i64(e, 1), ""), depth, 8);
+    return tj_e_nested_end(e, &outer);
 }
 
-// What remains merges from the top down, into the result; an empty stack leaves it.
-static void pop_all(struct gen *g, const struct reduction *r) {
+// What remains merges from the top down, into *result; an empty stack leaves it.
+static tj_lv pop_function(struct gen *g, const struct reduction *r) {
     struct tj_emit *e = g->e;
+    struct tj_nested outer;
+    tj_lv f = stack_function(g, r, &outer, "pop");
+    if (f) {
+        return f;
+    }
+    struct reduction in = *r;
+    in.stack = LLVMGetParam(e->fn, 0);
     LLVMBuilderRef w = e->b;
-    tj_lv top = LLVMBuildSub(w, tj_e_load(e, e->i64, r->depth, 8), tj_e_i64(e, 1), "");
+    tj_lv result = LLVMGetParam(e->fn, 3);
+    tj_lv top = LLVMBuildSub(w, tj_e_load(e, e->i64, LLVMGetParam(e->fn, 1), 8), tj_e_i64(e, 1), "");
     struct tj_if_state s;
     tj_e_if(e, &s, LLVMBuildICmp(w, LLVMIntSGE, top, tj_e_i64(e, 0), ""), true, true);
-    tj_e_store(e, stack_load(g, r, top), r->result, 4);
+    tj_e_store(e, stack_load(g, &in, top), result, 4);
     struct tj_loop_state l;
     tj_e_loop(e, &l, tj_e_i64(e, 0), top, tj_e_i64(e, 1), "pop");
     tj_lv at = LLVMBuildSub(w, LLVMBuildSub(w, top, tj_e_i64(e, 1), ""), l.i, "");
-    tj_lv v = tj_e_load(e, whole_type(g, r), r->result, 4);
-    v = combine(g, r, (struct pair){stack_load(g, r, at), NULL}, (struct pair){v, NULL}).v;
-    tj_e_store(e, v, r->result, 4);
+    tj_lv v = tj_e_load(e, whole_type(g, r), result, 4);
+    v = combine(g, r, (struct pair){stack_load(g, &in, at), NULL}, (struct pair){v, NULL}).v;
+    tj_e_store(e, v, result, 4);
     tj_e_loop_end(e, &l);
     tj_e_end(e, &s);
+    return tj_e_nested_end(e, &outer);
+}
+
+static void push(struct gen *g, const struct reduction *r, tj_lv block, tj_lv t) {
+    tj_lv f = push_function(g, r), args[] = {r->stack, r->depth, block, r->result};
+    tj_e_store(g->e, t, r->result, 4);
+    (void)tj_e_invoke(g->e, f, args, 4);
+}
+
+static void pop_all(struct gen *g, const struct reduction *r) {
+    tj_lv f = pop_function(g, r), args[] = {r->stack, r->depth, tj_e_i64(g->e, 0), r->result};
+    (void)tj_e_invoke(g->e, f, args, 4);
 }
 
 // ---- the body's share ---------------------------------------------------------------------------------------------
@@ -307,7 +351,7 @@ void tj_l_red_add(struct gen *g, unsigned i) {
         tj_e_loop_end(e, &l);
         return;
     }
-    tj_lv at = LLVMBuildAnd(w, columns(g) ? g->number : g->j, tj_e_i64(e, TJ_RED_PARTIALS - 1), "");
+    tj_lv at = LLVMBuildAnd(w, columns(g) ? g->number : g->j, tj_e_i64(e, slots(g, r) - 1), "");
     if (!columns(g) && g->tail) {
         x.v = LLVMBuildSelect(w, g->tail, x.v, identity(r, LLVMTypeOf(x.v), true), "");
     }
@@ -325,7 +369,7 @@ void tj_l_red_add(struct gen *g, unsigned i) {
 
 // ---- blocks and results -------------------------------------------------------------------------------------------
 
-void tj_l_red_block(struct gen *g, tj_lv block, tj_lv only, tj_lv count) {
+void tj_l_red_block(struct gen *g, tj_lv block, tj_lv more, tj_lv count) {
     struct tj_emit *e = g->e;
     for (unsigned n = 0; n < g->nred; n++) {
         struct reduction *r = &g->red[n];
@@ -333,10 +377,9 @@ void tj_l_red_block(struct gen *g, tj_lv block, tj_lv only, tj_lv count) {
             continue;
         }
         tj_lv t = join(g, r, count).v;
-        struct tj_if_state s;
-        tj_e_if(e, &s, only, false, false);
         tj_e_store(e, t, r->result, 4);
-        tj_e_else(e, &s);
+        struct tj_if_state s;
+        tj_e_if(e, &s, more, true, false);
         push(g, r, block, t);
         tj_e_end(e, &s);
     }
@@ -354,7 +397,7 @@ static void set_value(struct gen *g, struct reduction *r, tj_lv v) {
     }
 }
 
-void tj_l_red_finish(struct gen *g, tj_lv only, tj_lv count) {
+void tj_l_red_finish(struct gen *g, tj_lv more, tj_lv count) {
     struct tj_emit *e = g->e;
     for (unsigned n = 0; n < g->nred; n++) {
         struct reduction *r = &g->red[n];
@@ -375,8 +418,7 @@ void tj_l_red_finish(struct gen *g, tj_lv only, tj_lv count) {
             tj_e_end(e, &s);
             pop_all(g, r);
         } else {
-            tj_e_if(e, &s, only, false, false);
-            tj_e_else(e, &s);
+            tj_e_if(e, &s, more, true, false);
             pop_all(g, r);
             tj_e_end(e, &s);
         }
