@@ -12,10 +12,10 @@ struct arrange {
     struct tj_lower *l;
     struct tj_arena *arena;
     struct tj_exprs *x;
-    uint32_t n;             // instructions
-    bool *live;             // reached from stores and checks
+    uint32_t n; // instructions
+    bool *live; // reached from stores and checks
     bool *full;
-    uint8_t *pass;          // earliest
+    uint8_t *pass; // earliest
     bool *liveacc;
     struct dim d[TJ_KDIMS + 1];
     uint32_t nd;
@@ -24,9 +24,9 @@ struct arrange {
     struct tj_kins *out;
     struct tj_loc *locs;
     uint32_t nout, capout;
-    uint16_t *row_at;       // output instruction of a row value
-    uint16_t *home;         // of a FULL value: where it was computed first
-    uint16_t *dup;          // where it is in the current pass
+    uint16_t *row_at; // output instruction of a row value
+    uint16_t *home;   // of a FULL value: where it was computed first
+    uint16_t *dup;    // where it is in the current pass
     uint8_t *dup_pass;
     uint16_t *accmap;
     tj_ex *ivals;
@@ -38,7 +38,7 @@ struct arrange {
     uint32_t nsvals, nsites;
     tj_ref *sites;
     uint8_t npasses;
-    bool cache;             // row buffers are possible
+    bool cache; // row buffers are possible
     bool overflow;
 };
 enum { MAX_BUFS = 64, MAX_PASSES = 200, CACHE_COST = 6 };
@@ -47,8 +47,7 @@ static uint16_t own_cost(const struct tj_li *in) {
     switch (in->op) {
     case TJ_KOP_CONST:
     case TJ_KOP_SVAL:
-    case TJ_KOP_IVAL:
-        return 0; // never FULL, so that counting always gets on
+    case TJ_KOP_IVAL: return 0; // never FULL, so that counting always gets on
     case TJ_OP_EXP:
     case TJ_OP_LOG:
     case TJ_OP_SIN:
@@ -62,18 +61,15 @@ static uint16_t own_cost(const struct tj_li *in) {
     case TJ_OP_POW:
     case TJ_OP_SOFTPLUS:
     case TJ_OP_FMOD:
-    case TJ_OP_REMAINDER:
-        return 12;
+    case TJ_OP_REMAINDER: return 12;
     case TJ_OP_DIV:
     case TJ_OP_SQRT:
     case TJ_OP_RSQRT:
     case TJ_OP_FLOOR_DIVIDE:
     case TJ_OP_RECIPROCAL:
     case TJ_OP_RSQUARE:
-    case TJ_OP_BATCH_NORM:
-        return 5;
-    default:
-        return 1;
+    case TJ_OP_BATCH_NORM: return 5;
+    default: return 1;
     }
 }
 
@@ -115,7 +111,8 @@ static void mark_live(struct arrange *a) {
     }
 }
 
-// ---- dims ------------------------------------------------------------------------------------------------------------
+// ---- dims
+// ------------------------------------------------------------------------------------------------------------
 
 static tj_ex coef(const struct arrange *a, uint32_t acc, const struct dim *d) {
     return d->k == UINT32_MAX ? 0 : a->l->acc[acc].coef[d->k];
@@ -126,8 +123,7 @@ static bool merges(struct arrange *a, const struct dim *outer, const struct dim 
         return false;
     }
     for (uint32_t i = 0; i < a->l->nacc; i++) {
-        if (a->liveacc[i] &&
-            coef(a, i, outer) != tj_ex_bin(a->x, TJ_EX_MUL, coef(a, i, inner), inner->ext)) {
+        if (a->liveacc[i] && coef(a, i, outer) != tj_ex_bin(a->x, TJ_EX_MUL, coef(a, i, inner), inner->ext)) {
             return false;
         }
     }
@@ -345,7 +341,8 @@ static bool choose_dims(struct arrange *a, bool reduces) {
     return true;
 }
 
-// ---- levels and passes -----------------------------------------------------------------------------------------------
+// ---- levels and passes
+// -----------------------------------------------------------------------------------------------
 
 static void levels(struct arrange *a) {
     struct tj_lower *l = a->l;
@@ -369,10 +366,11 @@ static void levels(struct arrange *a) {
     }
 }
 
-// ---- output ----------------------------------------------------------------------------------------------------------
+// ---- output
+// ----------------------------------------------------------------------------------------------------------
 
-// An integer argument. Arguments are shared within a role only: two extents that happen to be equal must not make another
-// kernel than two that are not.
+// An integer argument. Arguments are shared within a role only: two extents that happen to be equal must not make
+// another kernel than two that are not.
 enum role { STRIDE, OFFSET = TJ_KDIMS, INDIRECT, VALUE, EXTENT };
 static uint16_t ival(struct arrange *a, tj_ex e, unsigned role) {
     if (e <= 1) {
@@ -446,15 +444,13 @@ static uint16_t access_out(struct arrange *a, uint32_t acc, uint32_t pass, bool 
 
 static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool full) {
     const struct tj_li *in = &a->l->ins[i];
-    struct tj_kins o = {.op = in->op, .dtype = in->dtype, .level = full ? TJ_FULL : TJ_ROWLEVEL, .pass = (uint8_t)pass,
-                        .imm = in->imm};
+    struct tj_kins o = {
+        .op = in->op, .dtype = in->dtype, .level = full ? TJ_FULL : TJ_ROWLEVEL, .pass = (uint8_t)pass, .imm = in->imm};
     for (int j = 0; j < 6; j++) {
         o.in[j] = in->in[j] == TJ_LNONE ? TJ_KNONE : need(a, in->in[j], pass);
     }
     switch (in->op) {
-    case TJ_KOP_IVAL:
-        o.imm = ival(a, (tj_ex)in->imm, VALUE);
-        break;
+    case TJ_KOP_IVAL: o.imm = ival(a, (tj_ex)in->imm, VALUE); break;
     case TJ_KOP_SVAL:
         for (o.imm = 0; o.imm < a->nsvals; o.imm++) {
             if (memcmp(&a->svals[o.imm], &a->l->svals[in->imm], sizeof *a->svals) == 0) {
@@ -467,9 +463,7 @@ static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool f
         break;
     case TJ_KOP_LOAD:
     case TJ_KOP_STORE:
-    case TJ_KOP_COORD:
-        o.imm = access_out(a, (uint32_t)in->imm, pass, in->op != TJ_KOP_COORD);
-        break;
+    case TJ_KOP_COORD: o.imm = access_out(a, (uint32_t)in->imm, pass, in->op != TJ_KOP_COORD); break;
     case TJ_KOP_CHECK: {
         uint32_t site = 0;
         while (site < a->nsites && a->sites[site] != a->l->sites[in->imm & 0xffffff]) {
@@ -481,8 +475,7 @@ static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool f
         o.imm = (in->imm & ~(int64_t)0xffffff) | site;
         break;
     }
-    default:
-        break;
+    default: break;
     }
     return put(a, &o, in->node);
 }
@@ -539,11 +532,11 @@ static double cost_ns(const struct arrange *a) {
         case TJ_KOP_CONST:
         case TJ_KOP_SVAL:
         case TJ_KOP_IVAL:
-        case TJ_KOP_COORD:
-            break;
+        case TJ_KOP_COORD: break;
         case TJ_KOP_LOAD:
         case TJ_KOP_STORE:
-            ns += access_ns[a->k->access[in->imm].vec] * (double)tj_elem_bytes((tj_dtype)a->k->access[in->imm].dtype) / 4;
+            ns +=
+                access_ns[a->k->access[in->imm].vec] * (double)tj_elem_bytes((tj_dtype)a->k->access[in->imm].dtype) / 4;
             break;
         default: {
             struct tj_li li = {.op = in->op};
@@ -595,7 +588,8 @@ static void emit_all(struct arrange *a, const uint32_t *hazard_bufs, uint32_t nh
     uint32_t npasses = 1;
     for (uint32_t i = 0; i < a->n; i++) {
         const struct tj_li *in = &l->ins[i];
-        if (a->live[i] && (in->op == TJ_KOP_REDUCE || (a->full[i] && (in->op == TJ_KOP_STORE || in->op == TJ_KOP_CHECK))) &&
+        if (a->live[i] &&
+            (in->op == TJ_KOP_REDUCE || (a->full[i] && (in->op == TJ_KOP_STORE || in->op == TJ_KOP_CHECK))) &&
             a->pass[i] + 1u > npasses) {
             npasses = a->pass[i] + 1u;
         }
@@ -620,11 +614,18 @@ static void emit_all(struct arrange *a, const uint32_t *hazard_bufs, uint32_t nh
                 uint32_t v = in->in[0];
                 uint16_t o = need(a, v, p);
                 if (!a->full[v]) { // a row value is reduced: the same for every element
-                    struct tj_kins lift = {.op = TJ_OP_CAST, .dtype = l->ins[v].dtype, .level = TJ_FULL, .pass = (uint8_t)p,
+                    struct tj_kins lift = {.op = TJ_OP_CAST,
+                                           .dtype = l->ins[v].dtype,
+                                           .level = TJ_FULL,
+                                           .pass = (uint8_t)p,
                                            .in = {o, TJ_KNONE, TJ_KNONE, TJ_KNONE, TJ_KNONE, TJ_KNONE}};
                     o = put(a, &lift, in->node);
                 }
-                struct tj_kins r = {.op = in->op, .dtype = in->dtype, .level = TJ_ROWLEVEL, .pass = (uint8_t)p, .imm = in->imm,
+                struct tj_kins r = {.op = in->op,
+                                    .dtype = in->dtype,
+                                    .level = TJ_ROWLEVEL,
+                                    .pass = (uint8_t)p,
+                                    .imm = in->imm,
                                     .in = {o, TJ_KNONE, TJ_KNONE, TJ_KNONE, TJ_KNONE, TJ_KNONE}};
                 a->row_at[i] = put(a, &r, in->node);
             } else if (in->op == TJ_KOP_CHECK && a->full[i] && a->pass[i] == p) {
@@ -705,9 +706,7 @@ static bool fill_loop(struct arrange *a, struct tj_loop *out) {
     k->nivals = (uint16_t)a->nivals;
     out->rows = out->cols = out->row_elems = 1;
     for (uint32_t i = 0; i < a->nd; i++) {
-        tj_ex *e = a->d[i].red                            ? &out->row_elems
-                   : i == vdim && k->kind != TJ_K_ROWS ? &out->cols
-                                                          : &out->rows;
+        tj_ex *e = a->d[i].red ? &out->row_elems : i == vdim && k->kind != TJ_K_ROWS ? &out->cols : &out->rows;
         *e = tj_ex_bin(a->x, TJ_EX_MUL, *e, a->d[i].ext);
     }
     uint32_t nreduce = 0;

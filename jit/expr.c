@@ -1,7 +1,7 @@
 // jit/expr.c: hash-consed integer expressions in polynomial normal form.
 //
-// Sums and products are kept as sorted polynomials over atoms (symbols, DIV, MAX, MIN), so that expressions that are equal
-// by algebra have equal indices: "stride == extent * inner stride" is an integer compare.
+// Sums and products are kept as sorted polynomials over atoms (symbols, DIV, MAX, MIN), so that expressions that are
+// equal by algebra have equal indices: "stride == extent * inner stride" is an integer compare.
 #include "expr.h"
 
 #include <inttypes.h>
@@ -92,22 +92,13 @@ static bool floor_div(int64_t a, int64_t b, int64_t *out) {
 
 static bool apply(uint8_t op, int64_t a, int64_t b, int64_t *out) {
     switch (op) {
-    case TJ_EX_ADD:
-        return !__builtin_add_overflow(a, b, out);
-    case TJ_EX_SUB:
-        return !__builtin_sub_overflow(a, b, out);
-    case TJ_EX_MUL:
-        return !__builtin_mul_overflow(a, b, out);
-    case TJ_EX_DIV:
-        return floor_div(a, b, out);
-    case TJ_EX_MAX:
-        *out = a > b ? a : b;
-        return true;
-    case TJ_EX_MIN:
-        *out = a < b ? a : b;
-        return true;
-    default:
-        return false;
+    case TJ_EX_ADD: return !__builtin_add_overflow(a, b, out);
+    case TJ_EX_SUB: return !__builtin_sub_overflow(a, b, out);
+    case TJ_EX_MUL: return !__builtin_mul_overflow(a, b, out);
+    case TJ_EX_DIV: return floor_div(a, b, out);
+    case TJ_EX_MAX: *out = a > b ? a : b; return true;
+    case TJ_EX_MIN: *out = a < b ? a : b; return true;
+    default: return false;
     }
 }
 
@@ -330,18 +321,10 @@ static void print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap, size
         return;
     }
     switch (d->op) {
-    case TJ_EX_CONST:
-        PUT("%" PRId64, d->value);
-        break;
-    case TJ_EX_EXTENT:
-        PUT("x%u.%u", d->a, d->b);
-        break;
-    case TJ_EX_STRIDE:
-        PUT("x%u.s%u", d->a, d->b);
-        break;
-    case TJ_EX_PARAM:
-        PUT("p%u", d->a);
-        break;
+    case TJ_EX_CONST: PUT("%" PRId64, d->value); break;
+    case TJ_EX_EXTENT: PUT("x%u.%u", d->a, d->b); break;
+    case TJ_EX_STRIDE: PUT("x%u.s%u", d->a, d->b); break;
+    case TJ_EX_PARAM: PUT("p%u", d->a); break;
     case TJ_EX_MAX:
     case TJ_EX_MIN:
         PUT("%s(", names[d->op]);
@@ -378,18 +361,10 @@ bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int
     for (uint32_t i = 0; i < x->n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];
         switch (e->op) {
-        case TJ_EX_CONST:
-            out[i] = e->value;
-            break;
-        case TJ_EX_EXTENT:
-            out[i] = args->leaves[e->a].tensor->dims[e->b];
-            break;
-        case TJ_EX_STRIDE:
-            out[i] = args->leaves[e->a].tensor->strides[e->b];
-            break;
-        case TJ_EX_PARAM:
-            out[i] = args->params[e->a].v.i;
-            break;
+        case TJ_EX_CONST: out[i] = e->value; break;
+        case TJ_EX_EXTENT: out[i] = args->leaves[e->a].tensor->dims[e->b]; break;
+        case TJ_EX_STRIDE: out[i] = args->leaves[e->a].tensor->strides[e->b]; break;
+        case TJ_EX_PARAM: out[i] = args->params[e->a].v.i; break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;

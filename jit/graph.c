@@ -1,11 +1,11 @@
 // jit/graph.c: from trace to graph: reachability, extents as expressions, composite ops taken apart.
 #include "graph.h"
 
+// ---- making nodes
+// ----------------------------------------------------------------------------------------------------
 
-// ---- making nodes ----------------------------------------------------------------------------------------------------
-
-static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj_ex *dims, size_t rank, const tj_ref *in,
-                  size_t nin, const void *attr, size_t nattr) {
+static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj_ex *dims, size_t rank,
+                  const tj_ref *in, size_t nin, const void *attr, size_t nattr) {
     struct tj_gnode n = {.op = (uint16_t)op,
                          .dtype = (uint8_t)d,
                          .rank = (uint8_t)rank,
@@ -83,7 +83,8 @@ static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size
     return rank;
 }
 
-static tj_ref pw(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, size_t nin, tj_ref a, tj_ref b, tj_ref c) {
+static tj_ref pw(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, size_t nin, tj_ref a, tj_ref b,
+                 tj_ref c) {
     tj_ex dims[TJ_G_RANK];
     tj_ref in[3] = {a, b, c};
     size_t rank = broadcast(g, trace, in, nin, dims);
@@ -108,7 +109,8 @@ static tj_ref reshape(struct tj_graph *g, tj_ref trace, tj_ref a, const tj_ex *d
 
 // A reduction. SUM's order counts elements in row-major order of the reduced dims, so dims that don't lie together are
 // brought together by a copy, unless the vector dim stays outside (columns) or whole vectors keep the order anyway.
-static tj_ref reduce(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, tj_ref x, int64_t mask, bool keepdim) {
+static tj_ref reduce(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d, tj_ref x, int64_t mask,
+                     bool keepdim) {
     size_t rank = NODE(x)->rank, out = 0;
     tj_ex dims[TJ_G_RANK], kept[TJ_G_RANK];
     bool open = false, apart = false; // a reduced dim was seen; a kept one after it and then another reduced one
@@ -156,8 +158,14 @@ static tj_ref reduce(struct tj_graph *g, tj_ref trace, enum tj_op op, tj_dtype d
             }
         }
         tj_ref y = add(g, trace, TJ_OP_PERMUTE, (tj_dtype)NODE(x)->dtype, dims, rank, &x, 1, &p, WORDS(p));
-        struct tj_gnode c = {.op = TJ_OP_COPY, .dtype = NODE(x)->dtype, .rank = (uint8_t)rank, .flags = TJ_GF_FORCE,
-                             .nin = 1, .in = &y, .dims = dims, .trace = trace};
+        struct tj_gnode c = {.op = TJ_OP_COPY,
+                             .dtype = NODE(x)->dtype,
+                             .rank = (uint8_t)rank,
+                             .flags = TJ_GF_FORCE,
+                             .nin = 1,
+                             .in = &y,
+                             .dims = dims,
+                             .trace = trace};
         y = tj_g_add(g, &c);
         struct tj_attr_reduce r = {.mask = (((int64_t)1 << rank) - 1) & ~(((int64_t)1 << nkept) - 1)};
         y = add(g, trace, op, d, dims, nkept, &y, 1, &r, WORDS(r));
@@ -191,13 +199,15 @@ static tj_ref squares(struct tj_graph *g, tj_ref trace, tj_ref x, int64_t mask, 
     return reduce(g, trace, TJ_OP_SUM, (tj_dtype)NODE(x)->dtype, sq, mask, keepdim);
 }
 
-// ---- extents ---------------------------------------------------------------------------------------------------------
+// ---- extents
+// ---------------------------------------------------------------------------------------------------------
 
 static tj_ex ex2(struct tj_graph *g, enum tj_ex_op op, tj_ex a, tj_ex b) { return tj_ex_bin(g->x, op, a, b); }
 static tj_ex con(struct tj_graph *g, int64_t v) { return tj_ex_const(g->x, v); }
 
 // Extent of a window op's result.
-static tj_ex windows(struct tj_graph *g, tj_ex in, tj_ex kernel, int64_t stride, int64_t pad, int64_t dil, bool ceil_mode) {
+static tj_ex windows(struct tj_graph *g, tj_ex in, tj_ex kernel, int64_t stride, int64_t pad, int64_t dil,
+                     bool ceil_mode) {
     tj_ex reach = ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_MUL, ex2(g, TJ_EX_SUB, kernel, 1), con(g, dil)), 1);
     tj_ex span = ex2(g, TJ_EX_SUB, ex2(g, TJ_EX_ADD, in, con(g, 2 * pad)), reach);
     if (!ceil_mode) {
@@ -232,9 +242,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             }
         }
         return;
-    case TJ_POINTWISE:
-        broadcast(g, r, in, n->nin, dims);
-        return;
+    case TJ_POINTWISE: broadcast(g, r, in, n->nin, dims); return;
     case TJ_REDUCE: {
         const struct tj_attr_reduce *p = attr;
         size_t out = 0;
@@ -384,7 +392,8 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             dims[1] = b->dims[0];
             same(g, a->dims[1], ex2(g, TJ_EX_MUL, b->dims[1], con(g, p->groups)), r);
             for (int d = 0; d < 2; d++) {
-                dims[2 + d] = windows(g, a->dims[2 + d], b->dims[2 + d], p->stride[d], p->padding[d], p->dilation[d], 0);
+                dims[2 + d] =
+                    windows(g, a->dims[2 + d], b->dims[2 + d], p->stride[d], p->padding[d], p->dilation[d], 0);
             }
             if (c->rank) {
                 same(g, c->dims[0], b->dims[0], r);
@@ -408,17 +417,17 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
         }
         for (size_t d = 0; d < 2; d++) {
             int64_t dil = n->op == TJ_OP_MAX_POOL2D ? p->dilation[d] : 1;
-            dims[rank - 2 + d] = windows(g, a->dims[rank - 2 + d], con(g, p->kernel[d]), p->stride[d], p->padding[d],
-                                         dil, p->ceil_mode);
+            dims[rank - 2 + d] =
+                windows(g, a->dims[rank - 2 + d], con(g, p->kernel[d]), p->stride[d], p->padding[d], dil, p->ceil_mode);
         }
         return;
     }
-    default:
-        return;
+    default: return;
     }
 }
 
-// ---- ops taken apart -------------------------------------------------------------------------------------------------
+// ---- ops taken apart
+// -------------------------------------------------------------------------------------------------
 
 static tj_ref softmax(struct tj_graph *g, tj_ref r, tj_ref x, int64_t dim, bool logarithm) {
     int64_t mask = (int64_t)1 << dim;
@@ -482,8 +491,15 @@ static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_
         taps.first = first;
         taps.count = total - first < GROUP ? total - first : GROUP;
         tj_ref in[2] = {x, acc};
-        struct tj_gnode n = {.op = TJ_G_TAPS, .dtype = (uint8_t)d, .rank = (uint8_t)rank, .nin = first ? 2 : 1, .in = in,
-                             .dims = dims, .attr = &taps, .nattr = WORDS(taps), .trace = r};
+        struct tj_gnode n = {.op = TJ_G_TAPS,
+                             .dtype = (uint8_t)d,
+                             .rank = (uint8_t)rank,
+                             .nin = first ? 2 : 1,
+                             .in = in,
+                             .dims = dims,
+                             .attr = &taps,
+                             .nattr = WORDS(taps),
+                             .trace = r};
         n.flags = total > GROUP ? TJ_GF_FORCE : 0;
         acc = tj_g_add(g, &n);
     }
@@ -540,7 +556,8 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     }
     for (size_t i = 0; i < rank; i++) { // the rules above against what the recorder inferred
         if (tj_ex_hint(g->x, dims[i]) != tj_shape_dims(g->t, n->shape)[i]) {
-            (void)tj_fail(TRACE_ERR_COMPILE, "internal: extent %zu of %s has the wrong expression", i, tj_ops[n->op].name);
+            (void)tj_fail(TRACE_ERR_COMPILE, "internal: extent %zu of %s has the wrong expression", i,
+                          tj_ops[n->op].name);
             g->failed = g->wrong = true;
             return 0;
         }
@@ -551,8 +568,14 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     switch (n->op) {
     case TJ_OP_LEAF: {
         const struct tj_leaf_key *k = &g->t->leafkeys[((const struct tj_attr_leaf *)attr)->index];
-        struct tj_gnode l = {.op = n->op, .dtype = n->dtype, .rank = (uint8_t)rank, .dims = dims, .attr = attr,
-                             .nattr = n->nattr, .trace = r, .flags = k->group ? TJ_GF_NOCSE : 0};
+        struct tj_gnode l = {.op = n->op,
+                             .dtype = n->dtype,
+                             .rank = (uint8_t)rank,
+                             .dims = dims,
+                             .attr = attr,
+                             .nattr = n->nattr,
+                             .trace = r,
+                             .flags = k->group ? TJ_GF_NOCSE : 0};
         return tj_g_add(g, &l);
     }
     case TJ_OP_SCALAR: {
@@ -589,11 +612,12 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     }
     case TJ_OP_SOFTMAX:
     case TJ_OP_LOG_SOFTMAX:
-        return cast(g, r,
-                    rank == 0 ? softmax(g, r, cast(g, r, reshape(g, r, in[0], (tj_ex[]){1}, 1), c), 0, n->op != TJ_OP_SOFTMAX)
-                              : softmax(g, r, cast(g, r, in[0], c), ((const struct tj_attr_dim *)attr)->dim,
-                                        n->op != TJ_OP_SOFTMAX),
-                    d);
+        return cast(
+            g, r,
+            rank == 0
+                ? softmax(g, r, cast(g, r, reshape(g, r, in[0], (tj_ex[]){1}, 1), c), 0, n->op != TJ_OP_SOFTMAX)
+                : softmax(g, r, cast(g, r, in[0], c), ((const struct tj_attr_dim *)attr)->dim, n->op != TJ_OP_SOFTMAX),
+            d);
     case TJ_OP_LAYER_NORM: {
         tj_ref x = cast(g, r, in[0], c), diff;
         int64_t mask = trailing(g, x, ((const struct tj_attr_norm *)attr)->ndim);
@@ -610,22 +634,18 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
         tj_ref inv = un(g, r, TJ_OP_RSQRT, bin(g, r, TJ_OP_ADD, ms, cast(g, r, in[2], c)));
         return cast(g, r, bin(g, r, TJ_OP_MUL, bin(g, r, TJ_OP_MUL, x, inv), cast(g, r, in[1], c)), d);
     }
-    case TJ_OP_MAX_POOL2D:
-        return pool(g, r, in[0], attr, dims, true);
-    case TJ_OP_AVG_POOL2D:
-        return cast(g, r, pool(g, r, cast(g, r, in[0], c), attr, dims, false), d);
+    case TJ_OP_MAX_POOL2D: return pool(g, r, in[0], attr, dims, true);
+    case TJ_OP_AVG_POOL2D: return cast(g, r, pool(g, r, cast(g, r, in[0], c), attr, dims, false), d);
     case TJ_OP_MATMUL:
     case TJ_OP_LINEAR:
     case TJ_OP_CONV2D:
-    case TJ_OP_SDPA:
-        return contraction(g, r, in, dims);
+    case TJ_OP_SDPA: return contraction(g, r, in, dims);
     case TJ_OP_ARANGE: {
         // Computed in i64 or f64 (the dtype of its operands), then cast.
         tj_dtype wide = (tj_dtype)NODE(in[0])->dtype;
         return cast(g, r, add(g, r, TJ_OP_ARANGE, wide, dims, rank, in, n->nin, NULL, 0), d);
     }
-    default:
-        return add(g, r, n->op, d, dims, rank, in, n->nin, attr, n->nattr);
+    default: return add(g, r, n->op, d, dims, rank, in, n->nin, attr, n->nattr);
     }
 }
 

@@ -8,22 +8,23 @@
 //   simplify.c  which rewrites it (exact algebra, view composition) and finds an equal earlier one (CSE); what nothing
 //               reaches is never made, as the trace is marked from outs and writes first.
 //   schedule.c  walks the graph backward. A value gets memory only when something demands it: an output, a write, an
-//               operand of a contraction, or a kernel that could not inline it. "Time" of everything is a node index: the
-//               kernel of root y runs at time y, the write UPDATE u at time u; steps are made in falling order and reversed.
-//               So a value that reads memory directly may be inlined only at times before that memory's next write: its
-//               deadline. Kernels are grown from their root by a cone (below).
-//   lower.c     a cone -> instructions over iteration dims, with affine index maps. What a map cannot express (a reshape
-//               that merges dims it may not split, a reduction with another row domain, an expensive value wanted at two
-//               different maps) makes the lowering fail with one node to materialise; the cone is then grown again.
+//               operand of a contraction, or a kernel that could not inline it. "Time" of everything is a node index:
+//               the kernel of root y runs at time y, the write UPDATE u at time u; steps are made in falling order and
+//               reversed. So a value that reads memory directly may be inlined only at times before that memory's next
+//               write: its deadline. Kernels are grown from their root by a cone (below).
+//   lower.c     a cone -> instructions over iteration dims, with affine index maps. What a map cannot express (a
+//   reshape
+//               that merges dims it may not split, a reduction with another row domain, an expensive value wanted at
+//               two different maps) makes the lowering fail with one node to materialise; the cone is then grown again.
 //   lower_ops.c the moves: cat, pad, gather, pooling taps, arange, as masks and indirect loads.
 //   arrange.c   order and collapse of dims, rows or columns, levels, passes, recompute or cache -> tj_kernel.
 //   schedule_steps.c   contractions, in-place writes, index_copy, copies; geometry through views.
 //   program.c   driver, dump, free.
 //
-// Cone of a root y at time t: candidates are popped by falling index, so all users of a popped node have been decided. It
-// joins when its users are all inside, when it is cheap to compute again, or when it can be stored as one more output (all
-// outside users run after t). REDUCE nodes join when they agree on the rows; a contraction may join as the producer of an
-// epilogue.
+// Cone of a root y at time t: candidates are popped by falling index, so all users of a popped node have been decided.
+// It joins when its users are all inside, when it is cheap to compute again, or when it can be stored as one more
+// output (all outside users run after t). REDUCE nodes join when they agree on the rows; a contraction may join as the
+// producer of an epilogue.
 //
 // Index maps: coordinate of node dim j = off + sum over iteration dims of coef*coord + sum of indirect values*coef, all
 // coefficients being expressions. Views transform maps; LOAD multiplies with strides.
@@ -37,8 +38,8 @@
 // Ops a graph has beside those of ops.def.
 enum tj_gop {
     TJ_G_EXTENT = TJ_KOP_END, // i64, 0-d: value of `ex`
-    TJ_G_TAPS,                // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
-    TJ_G_COUNT,               // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
+    TJ_G_TAPS,  // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
+    TJ_G_COUNT, // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
 };
 #define TJ_G_RANK (TJ_MAX_RANK + 1) // an integer product gets one dim more
 struct tj_attr_taps {
@@ -48,38 +49,43 @@ struct tj_attr_taps {
     int64_t h, w;              // TJ_G_COUNT: extents of x as expressions (tj_ex)
 };
 enum {
-    TJ_GF_FORCE = 1,  // must be materialised
-    TJ_GF_NOCSE = 2,  // reads memory that others may write
+    TJ_GF_FORCE = 1, // must be materialised
+    TJ_GF_NOCSE = 2, // reads memory that others may write
 };
 struct tj_gnode {
-    uint16_t op;       // TJ_OP_* or TJ_G_*
+    uint16_t op; // TJ_OP_* or TJ_G_*
     uint8_t dtype, rank;
-    uint8_t flags;     // TJ_GF_*
+    uint8_t flags; // TJ_GF_*
     uint32_t nin;
-    const tj_ref *in;  // graph nodes
+    const tj_ref *in; // graph nodes
     const tj_ex *dims;
-    const void *attr;  // the op's attribute struct
-    uint32_t nattr;    // its words
-    tj_ref trace;      // trace node it comes from
-    tj_ex ex;          // TJ_G_EXTENT, SCALAR of dtype i64: value
+    const void *attr; // the op's attribute struct
+    uint32_t nattr;   // its words
+    tj_ref trace;     // trace node it comes from
+    tj_ex ex;         // TJ_G_EXTENT, SCALAR of dtype i64: value
 };
 struct tj_graph {
     const struct tj_segment *seg;
     const struct tj_trace *t;
     struct tj_program *p;
-    struct tj_arena *arena;        // the program's
-    struct tj_exprs *x;            // the program's
+    struct tj_arena *arena; // the program's
+    struct tj_exprs *x;     // the program's
     bool simplify, fuse;
-    bool failed;                   // out of memory, or `wrong`
-    bool wrong;                    // an internal check failed (error text set)
-    struct tj_gnode *nodes; uint32_t n, cap;
-    tj_ref *map;                   // trace node -> graph node, TJ_NIL: not reached
-    uint32_t *table, tablesize;    // CSE
-    tj_ref *outs, *writes;         // graph nodes, as in seg
-    bool mutates;                  // some memory is written
-    bool *written;                 // graph node is operand 0 of an UPDATE (indexed by trace node)
+    bool failed; // out of memory, or `wrong`
+    bool wrong;  // an internal check failed (error text set)
+    struct tj_gnode *nodes;
+    uint32_t n, cap;
+    tj_ref *map;                // trace node -> graph node, TJ_NIL: not reached
+    uint32_t *table, tablesize; // CSE
+    tj_ref *outs, *writes;      // graph nodes, as in seg
+    bool mutates;               // some memory is written
+    bool *written;              // graph node is operand 0 of an UPDATE (indexed by trace node)
     // Symbolic segments: extents found equal, and whether that was news, so that the graph is made again.
-    struct { tj_ex a, b; tj_ref node; } *equal; uint32_t nequal, capequal;
+    struct {
+        tj_ex a, b;
+        tj_ref node;
+    } * equal;
+    uint32_t nequal, capequal;
     bool again;
 };
 // graph.c

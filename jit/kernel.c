@@ -120,8 +120,8 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
             ok = x->stride[d] < k->nivals && (d < k->ndims || x->stride[d] == 0);
         }
         for (int d = 0; ok && d < x->nindirect; d++) {
-            ok = x->ind_stride[d] < k->nivals && x->ind_value[d] < k->nins &&
-                 k->ins[x->ind_value[d]].dtype == TRACE_I64;
+            ok =
+                x->ind_stride[d] < k->nivals && x->ind_value[d] < k->nins && k->ins[x->ind_value[d]].dtype == TRACE_I64;
         }
         if (!ok) {
             return bad(err, cap, "access %d", a);
@@ -134,27 +134,21 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
             nin = need = tj_ops[in->op].nin;
         } else {
             switch (in->op) {
-            case TJ_KOP_CONST:
-                break;
+            case TJ_KOP_CONST: break;
             case TJ_KOP_SVAL:
             case TJ_KOP_IVAL:
                 if (in->imm < 0 || in->imm >= (in->op == TJ_KOP_SVAL ? k->nsvals : k->nivals)) {
                     return bad(err, cap, "%%%d: argument %" PRId64, i, in->imm);
                 }
                 break;
-            case TJ_KOP_LOAD:
-                nin = 1;
-                break;
-            case TJ_KOP_COORD:
-                break;
+            case TJ_KOP_LOAD: nin = 1; break;
+            case TJ_KOP_COORD: break;
             case TJ_KOP_STORE:
                 nin = 2;
                 need = 1;
                 break;
             case TJ_KOP_ROUND:
-            case TJ_KOP_REDUCE:
-                nin = need = 1;
-                break;
+            case TJ_KOP_REDUCE: nin = need = 1; break;
             case TJ_KOP_CHECK:
                 nin = 4;
                 need = 2;
@@ -162,11 +156,8 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
                     return bad(err, cap, "%%%d: error site", i);
                 }
                 break;
-            case TJ_KOP_FMA:
-                nin = need = 3;
-                break;
-            default:
-                return bad(err, cap, "%%%d: op %d", i, in->op);
+            case TJ_KOP_FMA: nin = need = 3; break;
+            default: return bad(err, cap, "%%%d: op %d", i, in->op);
             }
         }
         bool access = in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE || in->op == TJ_KOP_COORD;
@@ -208,8 +199,7 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
                 return bad(err, cap, "%%%d: operand %%%d has no value", i, deps[j]);
             }
             if (in->op == TJ_KOP_REDUCE) {
-                if (d->level != TJ_FULL || d->pass > in->pass ||
-                    (d->pass < in->pass && !(d->flags & TJ_KF_CACHE))) {
+                if (d->level != TJ_FULL || d->pass > in->pass || (d->pass < in->pass && !(d->flags & TJ_KF_CACHE))) {
                     return bad(err, cap, "%%%d: reduces %%%d of pass %d", i, deps[j], d->pass);
                 }
             } else if (d->level == TJ_ROWLEVEL) {
@@ -287,28 +277,15 @@ void tj_kernel_dump(const struct tj_kernel *k, struct tj_strbuf *sb) {
                 tj_sb_printf(sb, " %" PRId64, in->imm);
             }
             break;
-        case TJ_KOP_SVAL:
-            tj_sb_printf(sb, " s%" PRId64, in->imm);
-            break;
-        case TJ_KOP_IVAL:
-            tj_sb_printf(sb, " i%" PRId64, in->imm);
-            break;
+        case TJ_KOP_SVAL: tj_sb_printf(sb, " s%" PRId64, in->imm); break;
+        case TJ_KOP_IVAL: tj_sb_printf(sb, " i%" PRId64, in->imm); break;
         case TJ_KOP_COORD:
         case TJ_KOP_LOAD:
-        case TJ_KOP_STORE:
-            dump_access(k, &k->access[in->imm], in->op != TJ_KOP_COORD, sb);
-            break;
-        case TJ_KOP_ROUND:
-            tj_sb_printf(sb, " %s", tj_dtypes[in->imm].name);
-            break;
-        case TJ_KOP_REDUCE:
-            tj_sb_printf(sb, " %s", reds[in->imm % 7]);
-            break;
-        case TJ_KOP_CHECK:
-            tj_sb_printf(sb, " kind %d site %d", (int)(in->imm >> 24), (int)(in->imm & 0xffffff));
-            break;
-        default:
-            break;
+        case TJ_KOP_STORE: dump_access(k, &k->access[in->imm], in->op != TJ_KOP_COORD, sb); break;
+        case TJ_KOP_ROUND: tj_sb_printf(sb, " %s", tj_dtypes[in->imm].name); break;
+        case TJ_KOP_REDUCE: tj_sb_printf(sb, " %s", reds[in->imm % 7]); break;
+        case TJ_KOP_CHECK: tj_sb_printf(sb, " kind %d site %d", (int)(in->imm >> 24), (int)(in->imm & 0xffffff)); break;
+        default: break;
         }
         if (in->flags & TJ_KF_CACHE) {
             tj_sb_puts(sb, " cached");

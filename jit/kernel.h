@@ -26,6 +26,12 @@
 // offsets are indices into the integer arguments, where ivals[0] is always 0 and ivals[1] always 1: a stride index of 0 or
 // 1 is baked into the code, everything else is a run-time argument. `vec` says what the stride of the vector dim is.
 //
+// What lowering promises beyond that: npar is ndims in POINTWISE kernels; row values that are reduced are lifted by a FULL
+// CAST to their own dtype; all loads of a pass come before its stores, and memory that is read as well as stored to is
+// stored to in the last pass, only at the very elements read; a CHECK stands before every integer division or power that
+// may fail, and the instruction itself gives 0 there without trapping. Integer arguments are shared within a role (offset,
+// stride of one dim, value), never because two extents happen to be equal.
+//
 // Nothing here depends on extents unless `baked` says so: equal kernels serve any size. The keyed content of a kernel is
 // the serialised form of everything but `name` and `locs`.
 #ifndef TJ_JIT_KERNEL_H

@@ -1,7 +1,8 @@
 // jit/lower.c: values of graph nodes at index maps -> instructions over the kernel's iteration dims.
 #include "lower.h"
 
-// ---- emitting --------------------------------------------------------------------------------------------------------
+// ---- emitting
+// --------------------------------------------------------------------------------------------------------
 
 void tj_lo_stop(struct tj_lower *l, int why, tj_ref node) {
     if (l->stop == TJ_L_OK) {
@@ -37,7 +38,8 @@ static uint32_t put(struct tj_lower *l, const struct tj_li *in) {
 }
 
 uint32_t tj_lo_emit(struct tj_lower *l, int op, tj_dtype d, uint32_t a, uint32_t b, uint32_t c, int64_t imm) {
-    struct tj_li in = {.op = (uint16_t)op, .dtype = (uint8_t)d, .in = {a, b, c, TJ_LNONE, TJ_LNONE, TJ_LNONE}, .imm = imm};
+    struct tj_li in = {
+        .op = (uint16_t)op, .dtype = (uint8_t)d, .in = {a, b, c, TJ_LNONE, TJ_LNONE, TJ_LNONE}, .imm = imm};
     return put(l, &in);
 }
 
@@ -175,13 +177,13 @@ void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, ui
         }
         l->sites[l->nsites++] = l->trace;
     }
-    struct tj_li in = {.op = TJ_KOP_CHECK,
-                       .in = {cond, value, ext, mask, TJ_LNONE, TJ_LNONE},
-                       .imm = (int64_t)kind << 24 | site};
+    struct tj_li in = {
+        .op = TJ_KOP_CHECK, .in = {cond, value, ext, mask, TJ_LNONE, TJ_LNONE}, .imm = (int64_t)kind << 24 | site};
     (void)put(l, &in);
 }
 
-// ---- maps ------------------------------------------------------------------------------------------------------------
+// ---- maps
+// ------------------------------------------------------------------------------------------------------------
 
 struct tj_map *tj_lo_map(struct tj_lower *l, const struct tj_map *like, uint32_t rank) {
     struct tj_map *m = TJ_ARENA_NEW(&l->tmp, struct tj_map, 1);
@@ -434,8 +436,7 @@ static const struct tj_map *view_map(struct tj_lower *l, tj_ref n, const struct 
         }
         break;
     }
-    default:
-        return NULL;
+    default: return NULL;
     }
     for (int j = 0; j < s->rank; j++) { // extent 1: one way to write coordinate 0
         if (s->dims[j] == 1 && v->op != TJ_OP_SLICE && v->op != TJ_OP_DIAGONAL) {
@@ -445,7 +446,8 @@ static const struct tj_map *view_map(struct tj_lower *l, tj_ref n, const struct 
     return r;
 }
 
-// ---- values ----------------------------------------------------------------------------------------------------------
+// ---- values
+// ----------------------------------------------------------------------------------------------------------
 
 // From memory: of the leaf it lies in, or of the buffer it is demanded into.
 static uint32_t load_node(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
@@ -546,26 +548,13 @@ static uint32_t reduction(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     bool boolean = r->dtype == TRACE_BOOL;
     int64_t kind;
     switch (r->op) {
-    case TJ_OP_SUM:
-        kind = TJ_RED_SUM;
-        break;
-    case TJ_OP_AMAX:
-        kind = boolean ? TJ_RED_ANY : TJ_RED_MAX;
-        break;
-    case TJ_OP_AMIN:
-        kind = boolean ? TJ_RED_ALL : TJ_RED_MIN;
-        break;
-    case TJ_OP_ANY:
-        kind = TJ_RED_ANY;
-        break;
-    case TJ_OP_ALL:
-        kind = TJ_RED_ALL;
-        break;
-    case TJ_OP_ARGMAX:
-        kind = TJ_RED_ARGMAX;
-        break;
-    default:
-        kind = TJ_RED_ARGMIN;
+    case TJ_OP_SUM: kind = TJ_RED_SUM; break;
+    case TJ_OP_AMAX: kind = boolean ? TJ_RED_ANY : TJ_RED_MAX; break;
+    case TJ_OP_AMIN: kind = boolean ? TJ_RED_ALL : TJ_RED_MIN; break;
+    case TJ_OP_ANY: kind = TJ_RED_ANY; break;
+    case TJ_OP_ALL: kind = TJ_RED_ALL; break;
+    case TJ_OP_ARGMAX: kind = TJ_RED_ARGMAX; break;
+    default: kind = TJ_RED_ARGMIN;
     }
     v = tj_lo_emit(l, TJ_KOP_REDUCE, tj_compute_dtype(r->dtype), v, TJ_LNONE, TJ_LNONE, kind);
     if (v != TJ_LNONE) {
@@ -588,10 +577,8 @@ static bool exact16(uint16_t op) {
     case TJ_OP_MAXIMUM:
     case TJ_OP_MINIMUM:
     case TJ_OP_WHERE:
-    case TJ_OP_CLAMP:
-        return true;
-    default:
-        return false;
+    case TJ_OP_CLAMP: return true;
+    default: return false;
     }
 }
 

@@ -232,7 +232,8 @@ static uint32_t taps(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
             } else if (acc == TJ_LNONE) {
                 acc = v;
             } else {
-                uint32_t larger = d == TRACE_BOOL ? op2(l, TJ_OP_LOGICAL_OR, d, acc, v) : op2(l, TJ_OP_MAXIMUM, d, acc, v);
+                uint32_t larger =
+                    d == TRACE_BOOL ? op2(l, TJ_OP_LOGICAL_OR, d, acc, v) : op2(l, TJ_OP_MAXIMUM, d, acc, v);
                 acc = ok == TJ_LNONE ? larger : tj_lo_emit(l, TJ_OP_WHERE, d, ok, larger, acc, 0);
             }
         } else {
@@ -267,25 +268,15 @@ static uint32_t count(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
 
 uint32_t tj_lo_move(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     switch (TJ_NODE(l->s, n)->op) {
-    case TJ_OP_COPY:
-        return tj_lo_value(l, TJ_NODE(l->s, n)->in[0], m);
-    case TJ_OP_FLIP:
-        return flip(l, n, m);
-    case TJ_OP_CAT:
-        return cat(l, n, m);
-    case TJ_OP_PAD:
-        return pad(l, n, m);
+    case TJ_OP_COPY: return tj_lo_value(l, TJ_NODE(l->s, n)->in[0], m);
+    case TJ_OP_FLIP: return flip(l, n, m);
+    case TJ_OP_CAT: return cat(l, n, m);
+    case TJ_OP_PAD: return pad(l, n, m);
     case TJ_OP_GATHER:
-    case TJ_OP_INDEX_SELECT:
-        return gather(l, n, m);
-    case TJ_OP_ARANGE:
-        return arange(l, n, m);
-    case TJ_G_TAPS:
-        return taps(l, n, m);
-    case TJ_G_COUNT:
-        return count(l, n, m);
-    default:
-        tj_lo_stop(l, TJ_L_FORCE, n);
-        return TJ_LNONE;
+    case TJ_OP_INDEX_SELECT: return gather(l, n, m);
+    case TJ_OP_ARANGE: return arange(l, n, m);
+    case TJ_G_TAPS: return taps(l, n, m);
+    case TJ_G_COUNT: return count(l, n, m);
+    default: tj_lo_stop(l, TJ_L_FORCE, n); return TJ_LNONE;
     }
 }

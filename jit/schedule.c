@@ -11,7 +11,8 @@ enum {
 
 #define HAS(n, f) (s->flags[n] & (f))
 
-// ---- preparing -------------------------------------------------------------------------------------------------------
+// ---- preparing
+// -------------------------------------------------------------------------------------------------------
 
 static uint32_t own_cost(const struct tj_gnode *d) {
     switch (d->op) {
@@ -28,29 +29,22 @@ static uint32_t own_cost(const struct tj_gnode *d) {
     case TJ_OP_POW:
     case TJ_OP_SOFTPLUS:
     case TJ_OP_FMOD:
-    case TJ_OP_REMAINDER:
-        return 12;
+    case TJ_OP_REMAINDER: return 12;
     case TJ_OP_DIV:
     case TJ_OP_SQRT:
     case TJ_OP_RSQRT:
     case TJ_OP_RSQUARE:
     case TJ_OP_RECIPROCAL:
     case TJ_OP_FLOOR_DIVIDE:
-    case TJ_OP_BATCH_NORM:
-        return 5;
+    case TJ_OP_BATCH_NORM: return 5;
     case TJ_OP_GATHER:
     case TJ_OP_INDEX_SELECT:
-    case TJ_OP_PAD:
-        return 8;
-    case TJ_OP_CAT:
-        return 4 * d->nin;
-    case TJ_G_TAPS:
-        return 1000;
+    case TJ_OP_PAD: return 8;
+    case TJ_OP_CAT: return 4 * d->nin;
+    case TJ_G_TAPS: return 1000;
     case TJ_OP_COPY:
-    case TJ_OP_FLIP:
-        return 1;
-    default:
-        return tj_g_pointwise(d->op) ? 1 : tj_g_reduce(d->op) || tj_g_contract(d->op) ? 1000 : 0;
+    case TJ_OP_FLIP: return 1;
+    default: return tj_g_pointwise(d->op) ? 1 : tj_g_reduce(d->op) || tj_g_contract(d->op) ? 1000 : 0;
     }
 }
 
@@ -62,14 +56,11 @@ static uint32_t size_of(const struct tj_gnode *d) {
         const struct tj_attr_taps *a = d->attr;
         return (uint32_t)a->count * (a->guarded ? 10 : 2);
     }
-    case TJ_OP_CAT:
-        return 7 * d->nin;
+    case TJ_OP_CAT: return 7 * d->nin;
     case TJ_OP_GATHER:
     case TJ_OP_INDEX_SELECT:
-    case TJ_OP_PAD:
-        return 12;
-    default:
-        return tj_g_view(d->op) ? 0 : half ? 2 : 1;
+    case TJ_OP_PAD: return 12;
+    default: return tj_g_view(d->op) ? 0 : half ? 2 : 1;
     }
 }
 
@@ -100,15 +91,9 @@ static bool leaf_geom(struct tj_sched *s, tj_ref n, struct tj_geom *g) {
         elems = tj_ex_bin(s->x, TJ_EX_MUL, elems, d->dims[j]);
         g->dims[j] = d->dims[j];
         switch (k->layout >> (2 * j) & 3) {
-        case TJ_LAY_PACKED:
-            g->strides[j] = next;
-            break;
-        case TJ_LAY_BROADCAST:
-            g->strides[j] = 0;
-            break;
-        case TJ_LAY_UNIT:
-            g->strides[j] = 1;
-            break;
+        case TJ_LAY_PACKED: g->strides[j] = next; break;
+        case TJ_LAY_BROADCAST: g->strides[j] = 0; break;
+        case TJ_LAY_UNIT: g->strides[j] = 1; break;
         default: {
             const struct trace_tensor *x = s->g->t->leaves ? s->g->t->leaves[leaf].tensor : NULL;
             g->strides[j] = tj_ex_sym(s->x, TJ_EX_STRIDE, leaf, j, x ? x->strides[j] : tj_ex_hint(s->x, next) + 1);
@@ -223,7 +208,8 @@ static bool prepare(struct tj_sched *s) {
     return !a->failed;
 }
 
-// ---- cones -----------------------------------------------------------------------------------------------------------
+// ---- cones
+// -----------------------------------------------------------------------------------------------------------
 
 static bool push(struct tj_sched *s, tj_ref n) {
     if (s->seen[n] == s->stamp) {
@@ -265,9 +251,9 @@ static tj_ref pop(struct tj_sched *s) {
     return top;
 }
 
-// Whether the users of n are all in the cone and only there; *later: the others all run after time t. (A member that was
-// taken in though it has other users may be computed again elsewhere, earlier: it is not `sole`.) A root stored at the
-// place of a user (time t) counts that user as inside, if it uses the root once.
+// Whether the users of n are all in the cone and only there; *later: the others all run after time t. (A member that
+// was taken in though it has other users may be computed again elsewhere, earlier: it is not `sole`.) A root stored at
+// the place of a user (time t) counts that user as inside, if it uses the root once.
 static bool users_inside(const struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool *later) {
     bool inside = true, once = false;
     *later = true;
@@ -426,7 +412,8 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
     return true;
 }
 
-// ---- kernels ---------------------------------------------------------------------------------------------------------
+// ---- kernels
+// ---------------------------------------------------------------------------------------------------------
 
 // Whether a value at map m is computed once for each of its elements, in an order that can be stored.
 static bool covers(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
@@ -464,8 +451,8 @@ static bool covers(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
 }
 
 // Stores the further outputs of the cone. False: one of them can't be (it is flagged, the cone is grown again).
-static bool store_outputs(struct tj_sched *s, struct tj_lower *l, tj_ref v, uint32_t t, tj_ref *stored, uint32_t *nstored,
-                          uint32_t cap) {
+static bool store_outputs(struct tj_sched *s, struct tj_lower *l, tj_ref v, uint32_t t, tj_ref *stored,
+                          uint32_t *nstored, uint32_t cap) {
     for (uint32_t i = 0; i < s->nmembers; i++) {
         tj_ref p = s->members[i];
         if ((p == v && t == p) || !HAS(p, TJ_S_NEED) || HAS(p, TJ_S_DONE) || s->memo[p] == 0) {
@@ -669,11 +656,8 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
             }
             budget /= 2;
             break;
-        case TJ_L_SPLIT:
-            return fail(s, v, "too many dims");
-        default:
-            (void)tj_s_memory(s);
-            return false;
+        case TJ_L_SPLIT: return fail(s, v, "too many dims");
+        default: (void)tj_s_memory(s); return false;
         }
     }
     for (uint32_t i = 0; i < nstored; i++) {
@@ -693,7 +677,8 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
     return tj_s_step_done(s, st);
 }
 
-// ---- nodes, from the last to the first -------------------------------------------------------------------------------
+// ---- nodes, from the last to the first
+// -------------------------------------------------------------------------------
 
 static bool update(struct tj_sched *s, tj_ref u) {
     const struct tj_gnode *d = TJ_NODE(s, u);
@@ -794,7 +779,10 @@ static bool root(struct tj_sched *s, tj_ref n) {
 }
 
 // An output beyond the first of its node, or of leaf memory.
-struct extra { tj_ref node; uint32_t out; };
+struct extra {
+    tj_ref node;
+    uint32_t out;
+};
 static bool copy_out(struct tj_sched *s, const struct extra *e, uint32_t time) {
     struct tj_geom g;
     const struct tj_gnode *d = TJ_NODE(s, e->node);
@@ -933,7 +921,8 @@ static bool finish(struct tj_sched *s) {
 
 tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct tj_cpu *cpu) {
     struct tj_lower lower = {.epi = TJ_NIL};
-    struct tj_sched sched = {.g = g, .x = g->x, .p = g->p, .env = env, .cpu = cpu, .n = g->n, .lower = &lower}, *s = &sched;
+    struct tj_sched sched = {.g = g, .x = g->x, .p = g->p, .env = env, .cpu = cpu, .n = g->n, .lower = &lower},
+                    *s = &sched;
     lower.s = s;
     struct tj_arena *a = g->arena;
     uint32_t n = s->n + 1, leaves = g->t->nleaves + 1;

@@ -1,7 +1,8 @@
 // jit/schedule_steps.c: geometry of operands, buffers, and the steps that are not loops.
 #include "lower.h"
 
-// ---- buffers ---------------------------------------------------------------------------------------------------------
+// ---- buffers
+// ---------------------------------------------------------------------------------------------------------
 
 tj_status tj_s_memory(struct tj_sched *s) {
     if (s->status == TRACE_OK) {
@@ -15,8 +16,8 @@ uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t 
         (void)tj_s_memory(s);
         return 0;
     }
-    s->bufs[s->nbufs] = (struct tj_buf){.kind = kind, .dtype = dtype, .index = index, .elems = elems, .node = node,
-                                        .share = s->nbufs};
+    s->bufs[s->nbufs] =
+        (struct tj_buf){.kind = kind, .dtype = dtype, .index = index, .elems = elems, .node = node, .share = s->nbufs};
     return s->nbufs++;
 }
 
@@ -71,7 +72,8 @@ void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out) 
     out->param = (int64_t)tj_g_scalar_index(s->g, n);
 }
 
-// ---- geometry --------------------------------------------------------------------------------------------------------
+// ---- geometry
+// --------------------------------------------------------------------------------------------------------
 
 static bool contiguous(struct tj_sched *s, const struct tj_geom *g) {
     tj_ex stride = 1;
@@ -192,8 +194,7 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
         g.offset = PLUS(g.offset, TJ_NODE(s, v->in[1])->ex);
         break;
     }
-    default:
-        return false;
+    default: return false;
     }
 #undef TIMES
 #undef PLUS
@@ -260,7 +261,8 @@ bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, st
     return true;
 }
 
-// ---- steps -----------------------------------------------------------------------------------------------------------
+// ---- steps
+// -----------------------------------------------------------------------------------------------------------
 
 struct tj_step *tj_s_step(struct tj_sched *s, uint8_t kind, tj_ref node) {
     if (!tj_grow((void **)&s->steps, &s->capsteps, s->nsteps + 1, sizeof *s->steps)) {

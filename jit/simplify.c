@@ -1,7 +1,7 @@
 // jit/simplify.c: what happens to a node before it joins the graph: exact algebra, view composition, CSE.
 //
-// Everything here keeps every bit under IEEE rules and reads no parameter's value. Rewrites look only at operands, which
-// are already in their final form, so one pass in program order is enough.
+// Everything here keeps every bit under IEEE rules and reads no parameter's value. Rewrites look only at operands,
+// which are already in their final form, so one pass in program order is enough.
 #include "graph.h"
 
 #include "../lib/hash.h"
@@ -16,19 +16,13 @@ static bool widens(uint8_t from, uint8_t mid) {
         return true;
     }
     switch (from) {
-    case TRACE_BOOL:
-        return true;
-    case TRACE_U8:
-        return mid != TRACE_BOOL; // 255 is exact in f16 and bf16
-    case TRACE_I32:
-        return mid == TRACE_I64 || mid == TRACE_F64;
+    case TRACE_BOOL: return true;
+    case TRACE_U8: return mid != TRACE_BOOL; // 255 is exact in f16 and bf16
+    case TRACE_I32: return mid == TRACE_I64 || mid == TRACE_F64;
     case TRACE_F16:
-    case TRACE_BF16:
-        return mid == TRACE_F32 || mid == TRACE_F64;
-    case TRACE_F32:
-        return mid == TRACE_F64;
-    default:
-        return false;
+    case TRACE_BF16: return mid == TRACE_F32 || mid == TRACE_F64;
+    case TRACE_F32: return mid == TRACE_F64;
+    default: return false;
     }
 }
 
@@ -66,19 +60,15 @@ static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, 
         }
         return TJ_NIL;
     case TJ_OP_NEG:
-    case TJ_OP_BITWISE_NOT:
-        return a->op == n->op ? a->in[0] : TJ_NIL;
-    case TJ_OP_LOGICAL_NOT:
-        return a->op == n->op && g->nodes[a->in[0]].dtype == TRACE_BOOL ? a->in[0] : TJ_NIL;
+    case TJ_OP_BITWISE_NOT: return a->op == n->op ? a->in[0] : TJ_NIL;
+    case TJ_OP_LOGICAL_NOT: return a->op == n->op && g->nodes[a->in[0]].dtype == TRACE_BOOL ? a->in[0] : TJ_NIL;
     case TJ_OP_ABS:
     case TJ_OP_RELU:
     case TJ_OP_FLOOR:
     case TJ_OP_CEIL:
     case TJ_OP_TRUNC:
-    case TJ_OP_ROUND:
-        return a->op == n->op ? in[0] : TJ_NIL;
-    case TJ_OP_WHERE:
-        return in[1] == in[2] && same_dims(&g->nodes[in[1]], n) ? in[1] : TJ_NIL;
+    case TJ_OP_ROUND: return a->op == n->op ? in[0] : TJ_NIL;
+    case TJ_OP_WHERE: return in[1] == in[2] && same_dims(&g->nodes[in[1]], n) ? in[1] : TJ_NIL;
     case TJ_OP_LOGICAL_AND:
     case TJ_OP_LOGICAL_OR:
     case TJ_OP_BITWISE_AND:
@@ -120,16 +110,14 @@ static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, 
         }
         return in[0];
     }
-    case TJ_OP_COPY:
-        return fresh(g, in[0]) && !written(g, in[0]) && !(n->flags & TJ_GF_FORCE) ? in[0] : TJ_NIL;
-    default:
-        return TJ_NIL;
+    case TJ_OP_COPY: return fresh(g, in[0]) && !written(g, in[0]) && !(n->flags & TJ_GF_FORCE) ? in[0] : TJ_NIL;
+    default: return TJ_NIL;
     }
 }
 
 static uint64_t hash(const struct tj_gnode *n) {
-    uint64_t h = tj_hash_mix((uint64_t)n->op << 32 | (uint64_t)n->dtype << 16 | n->rank,
-                             (uint64_t)n->ex << 32 | n->flags);
+    uint64_t h =
+        tj_hash_mix((uint64_t)n->op << 32 | (uint64_t)n->dtype << 16 | n->rank, (uint64_t)n->ex << 32 | n->flags);
     h = tj_hash_bytes(n->dims, n->rank * sizeof *n->dims, h);
     h = tj_hash_bytes(n->in, n->nin * sizeof *n->in, h);
     return n->nattr ? tj_hash_bytes(n->attr, n->nattr * 8u, h) : h;

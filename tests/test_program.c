@@ -269,7 +269,8 @@ static void run(struct world *w, const struct tj_segment *seg, const struct tj_p
     if (!ctx) {
         ck_assert_int_eq(trace_context_create(NULL, &ctx), TRACE_OK);
     }
-    struct tj_run_args args = {.ctx = ctx, .leaves = w->t.leaves,
+    struct tj_run_args args = {.ctx = ctx,
+                               .leaves = w->t.leaves,
                                .params = w->t.params,
                                .outs = ptr,
                                .err = &err,
@@ -847,7 +848,8 @@ START_TEST(norm_is_one_kernel) {
         struct tj_attr_norm at = {1};
         dims[1] = 1 + k;
         tj_ref x = leaf(&w, TRACE_F32, dims, 3, 0, 0);
-        tj_ref in[4] = {x, leaf(&w, TRACE_F32, dims + 2, 1, 0, 0), leaf(&w, TRACE_F32, dims + 2, 1, 0, 0), scalar(&w, TRACE_F32, 1e-3, 0)};
+        tj_ref in[4] = {x, leaf(&w, TRACE_F32, dims + 2, 1, 0, 0), leaf(&w, TRACE_F32, dims + 2, 1, 0, 0),
+                        scalar(&w, TRACE_F32, 1e-3, 0)};
         out(&w, node(&w, TJ_OP_LAYER_NORM, TRACE_F32, dims, 3, in, 4, ATTR(at)));
         ck_assert_uint_eq(check_how(&w, FUSED, 0), 1);
         world_free(&w);
@@ -855,7 +857,8 @@ START_TEST(norm_is_one_kernel) {
 }
 END_TEST
 
-// ---- what fuses ----------------------------------------------------------------------------------------------------------
+// ---- what fuses
+// ----------------------------------------------------------------------------------------------------------
 
 static tj_ref f32(struct world *w, size_t rank, int64_t a, int64_t b, int64_t c, int64_t d) {
     int64_t dims[4] = {a, b, c, d};
@@ -949,7 +952,8 @@ END_TEST
 START_TEST(heads_need_no_copy) {
     world_init(&W, 7);
     tj_ref x = f32(&W, 3, 2, 5, 24, 0), h[3];
-    static const int64_t split[4] = {2, 5, 3, 8}, merged[3] = {2, 5, 24}, perm[4] = {0, 2, 1, 3}, back[4] = {0, 2, 1, 3};
+    static const int64_t split[4] = {2, 5, 3, 8}, merged[3] = {2, 5, 24}, perm[4] = {0, 2, 1, 3},
+                         back[4] = {0, 2, 1, 3};
     for (int i = 0; i < 3; i++) {
         h[i] = permute(&W, reshape(&W, linear(&W, x, 24), split, 4), perm);
     }
@@ -1019,6 +1023,50 @@ START_TEST(long_sum_is_split) {
 }
 END_TEST
 
+// Schedules as text against files; TJ_GOLDEN_UPDATE=1 writes them anew.
+static void golden(struct world *w, const char *name, uint32_t how) {
+    struct tj_segment seg;
+    struct tj_program *p = build(w, how, &seg);
+    struct tj_strbuf sb = {0};
+    char path[256];
+    static char want[1 << 16];
+    tj_program_dump(p, &w->t, &sb);
+    ck_assert(sb.s && !sb.failed);
+    (void)snprintf(path, sizeof path, "tests/golden/%s.txt", name);
+    if (getenv("TJ_GOLDEN_UPDATE")) {
+        FILE *f = fopen(path, "w");
+        ck_assert_ptr_nonnull(f);
+        ck_assert_uint_eq(fwrite(sb.s, 1, sb.n, f), sb.n);
+        ck_assert_int_eq(fclose(f), 0);
+    } else {
+        FILE *f = fopen(path, "r");
+        ck_assert_msg(f != NULL, "%s: run from the top folder", path);
+        size_t n = fread(want, 1, sizeof want - 1, f);
+        (void)fclose(f);
+        want[n] = '\0';
+        ck_assert_msg(n == sb.n && !memcmp(want, sb.s, n), "%s differs:\n%s", path, sb.s);
+    }
+    tj_sb_free(&sb);
+    tj_program_free(p);
+}
+START_TEST(golden_dumps) {
+    world_init(&W, 3);
+    tj_ref x = f32(&W, 2, 6, 96, 0, 0), b = f32(&W, 1, 96, 0, 0, 0), r = f32(&W, 2, 6, 96, 0, 0);
+    out(&W, layer_norm(&W, bin(&W, TJ_OP_ADD, un(&W, TJ_OP_GELU, bin(&W, TJ_OP_ADD, x, b)), r)));
+    golden(&W, "program_norm", FUSED);
+    golden(&W, "program_norm_symbolic", SYMBOLIC);
+    world_free(&W);
+    world_init(&W, 5);
+    x = f32(&W, 3, 2, 4, 16, 0);
+    x = bin(&W, TJ_OP_ADD, linear(&W, un(&W, TJ_OP_GELU, linear(&W, x, 40)), 16), x);
+    out(&W, reduce(&W, TJ_OP_AMAX, x, 2, false));
+    out(&W, x);
+    golden(&W, "program_mlp", FUSED);
+    golden(&W, "program_mlp_single", SINGLE);
+    world_free(&W);
+}
+END_TEST
+
 // 20,000 ops: about linear time, no deep recursion.
 START_TEST(long_chain) {
     world_init(&W, 12);
@@ -1031,7 +1079,8 @@ START_TEST(long_chain) {
         }
         (void)d;
         tj_ref in[2] = {y, b};
-        tj_ref r = tj_trace_append(&W.t, i % 3 ? TJ_OP_ADD : TJ_OP_SUB, TRACE_F32, W.t.nodes[y].shape, in, 2, NULL, 0, (struct tj_loc){0});
+        tj_ref r = tj_trace_append(&W.t, i % 3 ? TJ_OP_ADD : TJ_OP_SUB, TRACE_F32, W.t.nodes[y].shape, in, 2, NULL, 0,
+                                   (struct tj_loc){0});
         y = r;
     }
     out(&W, y);
@@ -1053,7 +1102,8 @@ START_TEST(allocation_failures) {
     static struct tj_cpu cpu;
     for (uint64_t seed = 1; seed < 12; seed++) {
         random_graph(&W, seed, seed & 1);
-        struct tj_segment seg = {.trace = &W.t, .outs = W.outs, .nouts = W.nouts, .writes = W.writes, .nwrites = W.nwrites, .name = "t"};
+        struct tj_segment seg = {
+            .trace = &W.t, .outs = W.outs, .nouts = W.nouts, .writes = W.writes, .nwrites = W.nwrites, .name = "t"};
         bool done = false;
         for (uint64_t n = 2; !done; n++) {
             struct tj_program *p = NULL;
@@ -1073,4 +1123,4 @@ END_TEST
 
 TJ_TEST_MAIN("program", random_graphs, random_writes, norm_is_one_kernel, bias_gelu_residual_norm, masked_softmax,
              mlp_epilogues, residual_blocks, heads_need_no_copy, convolution_block, embedding_norm, cache_rows_in_place,
-             long_sum_is_split, long_chain, allocation_failures)
+             long_sum_is_split, golden_dumps, long_chain, allocation_failures)
