@@ -994,6 +994,50 @@ static void tiles(struct gen *g) {
     tj_e_loop_end(e, &r);
 }
 
+// Rows that lie behind one another in every buffer are one long row: when the strides say so, whole rows [row0, row1)
+// become columns of row 0, which the code that follows treats like any others. Short rows then run at full speed.
+static void flatten(struct gen *g) {
+    struct tj_emit *e = g->e;
+    LLVMBuilderRef w = e->b;
+    const struct tj_kernel *k = g->k;
+    if (k->kind != TJ_K_POINTWISE || k->ndims < 2) {
+        return;
+    }
+    for (unsigned i = 0; i < k->nins; i++) {
+        const struct tj_kins *s = &k->ins[i];
+        if (!g->needed[i] || !has_access(s->op)) {
+            continue;
+        }
+        const struct tj_kaccess *a = &k->access[s->imm];
+        bool unit = a->stride[g->vdim] == 1, fixed = true;
+        for (unsigned d = 0; d < k->ndims; d++) {
+            fixed = fixed && !a->stride[d];
+            unit = unit && a->stride[d];
+        }
+        if (s->op == TJ_KOP_COORD || a->nindirect || !(unit || fixed)) {
+            return;
+        }
+    }
+    tj_lv ext = tj_l_ival(g, k->extent[g->vdim]), size = ext;
+    tj_lv flat = LLVMBuildICmp(w, LLVMIntEQ, g->col0, tj_e_i64(e, 0), "");
+    flat = LLVMBuildAnd(w, flat, LLVMBuildICmp(w, LLVMIntEQ, g->col1, ext, ""), "");
+    for (unsigned d = g->nrow; d-- > 0;) {
+        for (unsigned a = 0, seen = 0; a < k->naccess; a++) {
+            unsigned st = k->access[a].stride[d];
+            if (k->access[a].stride[g->vdim] == 1 && st != seen) { // equal indices in a row are compared once
+                flat = LLVMBuildAnd(w, flat, LLVMBuildICmp(w, LLVMIntEQ, tj_l_ival(g, st), size, ""), "");
+                seen = st;
+            }
+        }
+        size = d ? LLVMBuildMul(w, size, tj_l_ival(g, k->extent[d]), "") : size;
+    }
+    tj_lv lo = LLVMBuildMul(w, g->row0, ext, ""), hi = LLVMBuildMul(w, g->row1, ext, "");
+    g->col0 = LLVMBuildSelect(w, flat, lo, g->col0, "");
+    g->col1 = LLVMBuildSelect(w, flat, hi, g->col1, "");
+    g->row0 = LLVMBuildSelect(w, flat, tj_e_i64(e, 0), g->row0, "");
+    g->row1 = LLVMBuildSelect(w, flat, tj_e_i64(e, 1), g->row1, "");
+}
+
 static void load_arguments(struct gen *g) {
     struct tj_emit *e = g->e;
     const struct tj_kernel *k = g->k;
@@ -1041,6 +1085,7 @@ static void function(struct gen *g, const char *symbol) {
     }
     struct tj_if_state s;
     tj_e_if(e, &s, some, true, true);
+    flatten(g);
     tj_l_stage(g, AT_ENTRY, 0);
     if (g->phase == FIRST) {
         struct tj_loop_state l;

@@ -769,7 +769,7 @@ static void compare(struct kb *b, const char *what) {
         }
         free(out.ir);
         free(out.asm_text);
-        if (l <= (int)best) {
+        for (int whole = 0; whole < 2 && l <= (int)best; whole++) {
             for (int i = 0; i < k->nbufs; i++) {
                 memcpy(b->buf[i].p, input[i], b->buf[i].bytes);
             }
@@ -791,6 +791,8 @@ static void compare(struct kb *b, const char *what) {
                 }
                 fn2(&a, 0, rows, 0, 1);
                 free(a.partials);
+            } else if (whole) {
+                fn(&a, 0, rows, 0, cols);
             } else {
                 int64_t c = cols > 5 ? cols / 3 : cols, r = rows > 2 ? rows / 2 : rows; // in uneven pieces
                 fn(&a, r, rows, c, cols);
