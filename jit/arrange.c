@@ -216,9 +216,12 @@ static bool choose_dims(struct arrange *a, bool reduces) {
         }
     }
     if (l->epi != TJ_NIL) {
-        // Rows are the result's leading dims in order, columns its last dim.
+        // Rows are the result's leading dims in order, columns its last dim; the pixels of a plane after a convolution.
         const struct tj_gnode *c = TJ_NODE(l->s, l->epi);
         tj_ex last = c->dims[c->rank - 1];
+        if (c->op == TJ_OP_CONV2D && !reduces) {
+            last = tj_ex_bin(a->x, TJ_EX_MUL, c->dims[c->rank - 2], last);
+        }
         bool ok = last != 1;
         if (reduces) {
             nr = collapse(a, red, 0, nr);

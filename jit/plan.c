@@ -494,6 +494,7 @@ struct loop_run {
     struct cut cut;
     unsigned char *scratch; // of task 0
     size_t scratch_bytes;
+    int64_t lines; // epilogue over planes of a convolution: lines of one; else 0
 };
 
 static void loop_task(void *arg, size_t i) {
@@ -559,7 +560,22 @@ static void epilogue(void *arg, int slot, int64_t row0, int64_t row1, int64_t co
     const struct loop_run *r = arg;
     struct tj_kargs a = r->args;
     a.scratch = r->scratch_bytes ? r->scratch + (size_t)slot * r->scratch_bytes : NULL;
-    r->fn(&a, row0, row1, col0, col1);
+    if (!r->lines) {
+        r->fn(&a, row0, row1, col0, col1);
+        return;
+    }
+    // The kernel's rows are planes of `lines` lines, its columns the pixels of one: whole planes in one call.
+    for (int64_t row = row0; row < row1;) {
+        int64_t plane = row / r->lines, y = row % r->lines, whole = (row1 - row) / r->lines;
+        if (y == 0 && whole) {
+            r->fn(&a, plane, plane + whole, 0, r->lines * col1);
+            row += whole * r->lines;
+        } else {
+            int64_t end = r->lines - y < row1 - row ? r->lines : y + row1 - row;
+            r->fn(&a, plane, plane + 1, y * col1, end * col1);
+            row += end - y;
+        }
+    }
 }
 
 static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
@@ -581,6 +597,7 @@ static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, con
     if (st->loop.kernel) {
         loop_setup(p, i, in, args, &r);
         used = r.scratch_bytes * scratch_slots(p);
+        r.lines = st->kind == TJ_STEP_CONV2D && st->loop.kernel->kind == TJ_K_POINTWISE ? a.out.dims[2] : 0;
         a.epilogue = epilogue;
         a.epilogue_arg = &r;
         a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;

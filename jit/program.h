@@ -67,6 +67,7 @@ struct tj_program {
 // Epilogue protocol: a MATMUL/CONV2D step with an epilogue stores its f32/f64 result rows into `out` (a TEMP or the final
 // buffer), and after every finished block of rows calls the epilogue's kernel on it while it is in cache. The epilogue's
 // kernel has kind POINTWISE or ROWS; its rows are the linear index over all dims of out but the last; columns the last dim.
+// A POINTWISE one after a CONV2D goes by planes: rows are the linear index over (image, channel), columns the pixels.
 
 struct tj_cpu;
 struct tj_env;
