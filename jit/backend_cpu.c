@@ -70,7 +70,9 @@ static const struct tj_module_host host = {tj_malloc, tj_free, tj_exec_reserve, 
 static void jit_free(struct tj_jit *jit) {
     tj_kcache_destroy(jit->kernels);
     if (jit->compiler) jit->api->destroy(jit->compiler);
-    if (jit->dl) tj_dl_close(jit->dl);
+    // A module that has worked stays mapped: LLVM's own statics are never freed, so closing it would lose them, and the
+    // next context starts faster.
+    if (jit->dl && !jit->api) tj_dl_close(jit->dl);
     (void)pthread_mutex_destroy(&jit->pack_lock);
     tj_free(jit);
 }
