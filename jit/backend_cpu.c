@@ -73,7 +73,6 @@ static void jit_free(struct tj_jit *jit) {
     // A module that has worked stays mapped: LLVM's own statics are never freed, so closing it would lose them, and the
     // next context starts faster.
     if (jit->dl && !jit->api) tj_dl_close(jit->dl);
-    (void)pthread_mutex_destroy(&jit->pack_lock);
     tj_free(jit);
 }
 
@@ -84,10 +83,6 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
         return tj_fail(TRACE_ERR_UNAVAILABLE, "the system forbids executable memory; programs run in the interpreter");
     struct tj_jit *jit = tj_calloc(1, sizeof *jit);
     if (!jit) return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
-    if (pthread_mutex_init(&jit->pack_lock, NULL)) {
-        tj_free(jit);
-        return tj_fail(TRACE_ERR_MEMORY, "no mutex for the compiler");
-    }
     jit->ctx = ctx;
     fill_helpers(jit);
     static const char *const dirs[] = {TJ_LLVM_DEFAULT_DIR, NULL};

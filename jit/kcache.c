@@ -23,6 +23,7 @@ struct tj_kentry {
     struct tj_kernel *loop; // copy of the key, LOOP
     struct tj_gemm_tile gemm;
     enum entry_state state;
+    uint32_t process; // that compiles it: in a child of fork nobody finishes what the parent was compiling
     uint32_t refs;
     uint64_t stamp; // when it was last put back
     struct tj_kernel_code code;
@@ -31,7 +32,7 @@ struct tj_kentry {
 #define BUCKETS 512
 struct tj_kcache {
     tj_mutex lock;
-    pthread_cond_t done; // some entry left COMPILING
+    tj_cond done; // some entry left COMPILING
     struct tj_kentry *buckets[BUCKETS];
     tj_compile_fn compile;
     void *user;
@@ -42,15 +43,6 @@ struct tj_kcache {
 struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t code_limit) {
     struct tj_kcache *c = tj_calloc(1, sizeof *c);
     if (!c) return NULL;
-    if (pthread_mutex_init(&c->lock, NULL)) {
-        tj_free(c);
-        return NULL;
-    }
-    if (pthread_cond_init(&c->done, NULL)) {
-        (void)pthread_mutex_destroy(&c->lock);
-        tj_free(c);
-        return NULL;
-    }
     c->compile = compile;
     c->user = user;
     c->limit = code_limit;
@@ -81,8 +73,6 @@ void tj_kcache_destroy(struct tj_kcache *c) {
             entry_free(c, e);
         }
     }
-    (void)pthread_cond_destroy(&c->done);
-    (void)pthread_mutex_destroy(&c->lock);
     tj_free(c);
 }
 
@@ -97,9 +87,11 @@ static bool unit_matches(const struct tj_kentry *e, const struct tj_unit *u) {
     return memcmp(&e->gemm, &u->gemm, sizeof u->gemm) == 0;
 }
 
+static bool left_behind(const struct tj_kentry *e) { return e->state == COMPILING && e->process != tj_process(); }
+
 static struct tj_kentry *find(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
     for (struct tj_kentry *e = c->buckets[hash % BUCKETS]; e; e = e->next)
-        if (e->hash == hash && e->state != FAILED && unit_matches(e, u)) return e;
+        if (e->hash == hash && e->state != FAILED && !left_behind(e) && unit_matches(e, u)) return e;
     return NULL;
 }
 
@@ -113,6 +105,7 @@ static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, ui
     e->kind = u->kind;
     e->gemm = u->gemm;
     e->hash = hash;
+    e->process = tj_process();
     e->next = c->buckets[hash % BUCKETS];
     c->buckets[hash % BUCKETS] = e;
     return e;
@@ -174,7 +167,7 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
         memcpy(&entries[i]->code.fn2, &mine[i].entry[1], sizeof(void *));
     }
     trim(c);
-    (void)pthread_cond_broadcast(&c->done);
+    tj_cond_wake(&c->done);
     tj_unlock(&c->lock);
     if (!s) return TRACE_OK;
     tj_free(batch);
@@ -214,7 +207,7 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
     }
     tj_lock(&c->lock);
     for (size_t i = 0; i < got; i++) {
-        while (entries[i]->state == COMPILING) (void)pthread_cond_wait(&c->done, &c->lock);
+        while (entries[i]->state == COMPILING) tj_cond_wait(&c->done, &c->lock, TJ_FOREVER);
         if (entries[i]->state == FAILED && !s) s = tj_fail(TRACE_ERR_COMPILE, "the compiler failed in another thread");
     }
     if (s)

@@ -6,9 +6,11 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "../kernels/gemm_llvm.h"
 #include "emit_llvm.h"
@@ -20,11 +22,39 @@ struct compiler {
     enum tj_cpu_level level;
     LLVMTargetMachineRef machine;
     char *tune;
+    unsigned lives;   // value of `lives` that the machine was made in
     char broken[256]; // why it can't be used any more; "" = it can
 };
 
 // One compile at a time in the process: LLVM's fatal error handler is the module's.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+// Fork while a thread compiles leaves the child with the lock held, and with machines that nobody finishes changing: there
+// the lock is made anew, and so is each machine before its next use. What they held is lost.
+static atomic_int process;    // that used the lock last; 0: none yet, -1: a child is taking over
+static atomic_bool compiling; // a thread holds the lock
+static unsigned lives;        // one more in a child that was left so; under the lock
+
+static void enter(void) {
+    int me = (int)getpid(), was = atomic_load(&process);
+    while (was != me) {
+        if (was >= 0 && atomic_compare_exchange_strong(&process, &was, -1)) {
+            if (was && atomic_load(&compiling)) {
+                (void)pthread_mutex_init(&lock, NULL);
+                lives++;
+            }
+            atomic_store(&process, me);
+        }
+        was = atomic_load(&process);
+    }
+    (void)pthread_mutex_lock(&lock);
+    atomic_store(&compiling, true);
+}
+
+static void leave(void) {
+    atomic_store(&compiling, false);
+    (void)pthread_mutex_unlock(&lock);
+}
+
 static struct {
     jmp_buf back;
     bool armed;
@@ -98,6 +128,24 @@ static const char *cpu_name(enum tj_cpu_level level) {
 #endif
 }
 
+static LLVMTargetMachineRef make_machine(enum tj_cpu_level level, char *err, size_t cap) {
+    char *triple = LLVMGetDefaultTargetTriple(), *message = NULL;
+    LLVMTargetRef target = NULL;
+    LLVMTargetMachineRef m = NULL;
+    if (LLVMGetTargetFromTriple(triple, &target, &message)) {
+        (void)snprintf(err, cap, "%s", message);
+        LLVMDisposeMessage(message);
+    } else {
+        m = LLVMCreateTargetMachine(target, triple, cpu_name(level), "", LLVMCodeGenLevelDefault, LLVMRelocPIC,
+                                    LLVMCodeModelSmall);
+        if (!m) {
+            (void)snprintf(err, cap, "LLVM has no target machine for %s", triple);
+        }
+    }
+    LLVMDisposeMessage(triple);
+    return m;
+}
+
 struct creation {
     const struct tj_module_host *host;
     const struct tj_cpu *cpu;
@@ -124,37 +172,27 @@ static void create_on_thread(void *p) {
         }
         ready = true;
     }
-    char *triple = LLVMGetDefaultTargetTriple(), *message = NULL;
-    LLVMTargetRef target = NULL;
-    if (LLVMGetTargetFromTriple(triple, &target, &message)) {
-        (void)snprintf(c->err, c->cap, "%s", message);
-        LLVMDisposeMessage(message);
-    } else {
-        LLVMTargetMachineRef m = LLVMCreateTargetMachine(target, triple, cpu_name(c->cpu->level), "", LLVMCodeGenLevelDefault,
-                                                         LLVMRelocPIC, LLVMCodeModelSmall);
-        struct compiler *o = m ? c->host->alloc(sizeof *o) : NULL;
-        if (o) {
-            *o = (struct compiler){.host = *c->host, .level = c->cpu->level, .machine = m, .tune = LLVMGetHostCPUName()};
-            c->out = o;
-        } else {
-            (void)snprintf(c->err, c->cap, m ? "out of memory" : "LLVM has no target machine for %s", triple);
-            if (m) {
-                LLVMDisposeTargetMachine(m);
-            }
-        }
+    LLVMTargetMachineRef m = make_machine(c->cpu->level, c->err, c->cap);
+    struct compiler *o = m ? c->host->alloc(sizeof *o) : NULL;
+    if (o) {
+        *o = (struct compiler){
+            .host = *c->host, .level = c->cpu->level, .machine = m, .tune = LLVMGetHostCPUName(), .lives = lives};
+        c->out = o;
+    } else if (m) {
+        (void)snprintf(c->err, c->cap, "out of memory");
+        LLVMDisposeTargetMachine(m);
     }
-    LLVMDisposeMessage(triple);
     fatal.armed = false;
 }
 
 static void *module_create(const struct tj_module_host *host, const struct tj_cpu *cpu, char *err, size_t cap) {
     struct creation c = {host, cpu, NULL, err, cap};
     err[0] = 0;
-    (void)pthread_mutex_lock(&lock);
+    enter();
     if (!on_thread(create_on_thread, &c)) {
         (void)snprintf(err, cap, "no thread to compile on");
     }
-    (void)pthread_mutex_unlock(&lock);
+    leave();
     return c.out;
 }
 
@@ -327,6 +365,15 @@ static void compile_on_thread(void *p) {
     }
     fatal.armed = true;
     uint64_t t0 = now_ns();
+    if (j->c->lives != lives) {
+        LLVMTargetMachineRef m = make_machine(j->c->level, j->out->error, sizeof j->out->error);
+        if (!m) {
+            fatal.armed = false;
+            return;
+        }
+        j->c->machine = m;
+        j->c->lives = lives;
+    }
     open_emit(j, diagnostic);
     tj_status st = emit_units(j);
     st = st ? st : verify(j); // 2% of the time; invalid IR would crash code generation
@@ -388,7 +435,7 @@ static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n,
     struct compiler *c = compiler;
     struct compile j = {.c = c, .units = units, .n = n, .want_text = want_text, .out = out, .status = TRACE_ERR_COMPILE};
     *out = (struct tj_compile_result){0};
-    (void)pthread_mutex_lock(&lock);
+    enter();
     if (c->broken[0]) {
         (void)snprintf(out->error, sizeof out->error, "%s", c->broken);
     } else if (!on_thread(compile_on_thread, &j)) {
@@ -400,7 +447,7 @@ static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n,
     if (j.object) {
         LLVMDisposeMemoryBuffer(j.object);
     }
-    (void)pthread_mutex_unlock(&lock);
+    leave();
     if (st) {
         if (!out->error[0]) {
             (void)snprintf(out->error, sizeof out->error, "out of memory");
@@ -415,13 +462,13 @@ static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n,
 __attribute__((visibility("default"))) const struct tj_module_api *tj_llvm_module(void) {
     static struct tj_module_api api = {TJ_MODULE_ABI, NULL, module_create, module_destroy, module_compile};
     static char version[32];
-    (void)pthread_mutex_lock(&lock);
+    enter();
     if (!api.llvm_version) {
         unsigned major, minor, patch;
         LLVMGetVersion(&major, &minor, &patch);
         (void)snprintf(version, sizeof version, "%u.%u.%u", major, minor, patch);
         api.llvm_version = version;
     }
-    (void)pthread_mutex_unlock(&lock);
+    leave();
     return &api;
 }

@@ -76,7 +76,6 @@ static void plan_free(struct tj_plan *p) {
     if (p->prog) tj_program_free(p->prog);
     tj_trace_free(&p->trace);
     tj_free(p->text);
-    (void)pthread_mutex_destroy(&p->lock);
     tj_free(p);
 }
 
@@ -194,10 +193,6 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     *out = NULL;
     struct tj_plan *p = tj_calloc(1, sizeof *p);
     if (!p) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
-    if (pthread_mutex_init(&p->lock, NULL)) {
-        tj_free(p);
-        return tj_fail(TRACE_ERR_MEMORY, "no mutex for a plan");
-    }
     atomic_init(&p->refs, 1);
     p->jit = jit;
     p->threads = tj_env_off(&jit->ctx->env, TJ_KILL_THREADS) ? 1 : seg->threads;
@@ -611,13 +606,18 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
     if (!in) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
     tj_status s = instance_prepare(p, in, args);
     if (!s) {
-        for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+        uint32_t i = 0;
+        for (; i < p->prog->nsteps; i++) {
+            if (args->cancel && TJ_UNLIKELY(atomic_load_explicit(args->cancel, memory_order_relaxed))) {
+                s = tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled after %u of %u steps", i, p->prog->nsteps);
+                break;
+            }
             if (p->prog->steps[i].kind == TJ_STEP_LOOP)
                 run_loop(p, i, in, args);
             else
                 run_contract(p, i, in, args);
         }
-        *args->launches += p->prog->nsteps;
+        *args->launches += i;
         *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];
     }
     instance_give(p, in);

@@ -3,10 +3,26 @@
 #define TJ_LIB_THREADS_H
 #include "base.h"
 #include <pthread.h>
+#include <stdatomic.h>
 
-typedef pthread_mutex_t tj_mutex;
-static inline void tj_lock(tj_mutex *m) { (void)pthread_mutex_lock(m); }
-static inline void tj_unlock(tj_mutex *m) { (void)pthread_mutex_unlock(m); }
+// Mutexes and conditions that survive fork: what a thread of the parent holds is free in the child. Zeroed memory is an
+// unlocked mutex, or a condition; neither has to be destroyed. errno is preserved.
+typedef struct {
+    _Atomic uint32_t word;
+} tj_mutex;
+typedef struct {
+    _Atomic uint32_t changes;
+} tj_cond;
+#define TJ_FOREVER UINT64_MAX
+void tj_lock(tj_mutex *m);
+void tj_unlock(tj_mutex *m);
+// Gives m up while it waits, for at most ns nanoseconds; may return early. Wake: all that wait; the change they wait for
+// was made with the mutex held.
+void tj_cond_wait(tj_cond *c, tj_mutex *m, uint64_t ns);
+void tj_cond_wake(tj_cond *c);
+// Number of the process, another one in a child of fork; never 0. What a thread of another process was doing, nobody
+// will finish.
+uint32_t tj_process(void);
 uint64_t tj_now_ns(void); // monotonic
 int tj_cpu_count(void);   // affinity mask and cgroup quota respected, at least 1
 // Processors the cgroup quotas leave, rounded up, INT_MAX without one. self: /proc/self/cgroup, mount: /sys/fs/cgroup.

@@ -31,6 +31,7 @@ struct tj_run_args {
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
     struct tj_data_error *err;
     uint64_t *launches, *bytes_moved, *interpreted; // run statistics, added to
+    const atomic_bool *cancel; // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
 };
 struct tj_plan; // compiled segment: immutable, counted, runs on any number of threads at once
 struct tj_plan_info {

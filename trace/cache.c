@@ -23,14 +23,8 @@ tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic) {
         c->nbuckets *= 2;
     c->buckets = tj_calloc(c->nbuckets, sizeof *c->buckets);
     c->records = tj_calloc(c->nbuckets, sizeof *c->records);
-    if (!c->buckets || !c->records || pthread_mutex_init(&c->lock, NULL))
-        goto fail;
-    if (pthread_cond_init(&c->ready, NULL)) {
-        (void)pthread_mutex_destroy(&c->lock);
-        goto fail;
-    }
-    return TRACE_OK;
-fail:
+    if (c->buckets && c->records)
+        return TRACE_OK;
     tj_free(c->buckets);
     tj_free(c->records);
     return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory for the plan table");
@@ -87,8 +81,6 @@ void tj_cache_free(struct tj_cache *c) {
     tj_free(c->ring);
     tj_free(c->buckets);
     tj_free(c->records);
-    (void)pthread_cond_destroy(&c->ready);
-    (void)pthread_mutex_destroy(&c->lock);
 }
 
 // ---- signatures -----------------------------------------------------------------------------------------------------
@@ -482,6 +474,8 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
     tj_trace_init(&e->trace);
     atomic_init(&e->refs, 2); // the table's and the caller's
     atomic_init(&e->state, TJ_E_COMPILING);
+    e->process = tj_process();
+    e->asked_ns = tj_now_ns();
     e->ctx = b->run.ctx;
     e->hash = hash;
     e->seg = *s;
@@ -532,16 +526,14 @@ static void keep_reason(struct tj_cache *c, const char *text, double ms) {
 }
 
 // Counts and tells a new plan. similar: the entry that nearly served, or NULL.
-static void report_made(struct tj_box *b, const struct tj_entry *e, const struct tj_segment *s,
+static void report_made(struct trace_region *r, struct tj_counters *c, const struct tj_entry *e,
                         const struct tj_site *site, const struct tj_entry *similar) {
-    struct trace_region *r = b->run.region;
-    struct tj_counters *c = &b->count;
-    TJ_BUMP(c, graphs, 1);
-    TJ_BUMP(c, kernels, e->info.new_kernels);
-    TJ_BUMP(c, fused_away, e->info.fused_away);
-    TJ_BUMP(c, schedule_ns, e->info.schedule_ns);
-    TJ_BUMP(c, emit_ns, e->info.emit_ns);
-    TJ_BUMP(c, codegen_ns, e->info.codegen_ns);
+    (void)TJ_COUNT_UP(c, graphs, 1);
+    (void)TJ_COUNT_UP(c, kernels, e->info.new_kernels);
+    (void)TJ_COUNT_UP(c, fused_away, e->info.fused_away);
+    (void)TJ_COUNT_UP(c, schedule_ns, e->info.schedule_ns);
+    (void)TJ_COUNT_UP(c, emit_ns, e->info.emit_ns);
+    (void)TJ_COUNT_UP(c, codegen_ns, e->info.codegen_ns);
     char ops[100];
     (void)snprintf(ops, sizeof ops, "%u ops in %u kernels", e->trace.nnodes - e->trace.nleaves - e->trace.nparams,
                    e->info.kernels);
@@ -556,35 +548,42 @@ static void report_made(struct tj_box *b, const struct tj_entry *e, const struct
         return;
     }
     struct reason why;
-    explain(similar, s, b->declared, &why);
-    TJ_BUMP(c, recompiles, 1);
+    explain(similar, &e->seg, e->declared, &why);
+    (void)TJ_COUNT_UP(c, recompiles, 1);
     keep_reason(&r->cache, why.text, e->ms);
     tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",
              why.text, e->site, ops);
 }
 
 // Compiles an entry that is in the table as COMPILING. The interpreter takes over where the compiler can't.
-static tj_status make(struct tj_box *b, struct tj_entry *e, const struct tj_segment *s, const struct tj_site *site) {
-    struct trace_region *r = b->run.region;
+static tj_status compile(struct trace_region *r, struct tj_entry *e, const struct tj_leaf *leaves,
+                         const struct tj_site *site, char *text) {
     trace_context *ctx = r->ctx;
     tj_status st = TRACE_OK;
     uint64_t t0 = tj_now_ns();
+    text[0] = '\0';
     if (tj_context_backend(ctx, r)) {
         // Only the maker reads leaves and parameters: hints of strides and values.
-        struct tj_leaf *own = e->trace.leaves;
-        e->trace.leaves = s->trace->leaves;
-        st = ctx->backend->compile(ctx->backend_state, &e->seg, &e->plan, &e->info);
-        e->trace.leaves = own;
-        if (st)
-            e->plan = NULL;
-        if (st && st != TRACE_ERR_MEMORY) {
-            char why[TJ_ERROR_MAX];
-            (void)snprintf(why, sizeof why, "%s", tj_last_error());
+        struct tj_trace t = e->trace;
+        struct tj_segment seg = e->seg;
+        struct tj_plan *plan = NULL;
+        t.leaves = (struct tj_leaf *)(uintptr_t)leaves;
+        seg.trace = &t;
+        st = ctx->backend->compile(ctx->backend_state, &seg, &plan, &e->info);
+        if (!st) {
+            e->plan = plan;
+            uint32_t ops = t.nnodes - t.nleaves - t.nparams;
+            uint64_t now = (tj_now_ns() - t0) / (ops ? ops : 1);
+            uint64_t old = atomic_load_explicit(&ctx->compile_op_ns, memory_order_relaxed);
+            if (e->info.new_kernels)
+                atomic_store_explicit(&ctx->compile_op_ns, old ? (3 * old + now) / 4 : now, memory_order_relaxed);
+        } else {
+            (void)snprintf(text, TJ_ERROR_MAX, "%s", tj_last_error());
+        }
+        if (st && st != TRACE_ERR_MEMORY)
             tj_event(ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
                      "a graph of %u ops (%s) could not be compiled, the interpreter runs it: %s", e->trace.nnodes,
-                     e->site, why);
-            st = TRACE_OK;
-        }
+                     e->site, text);
     }
     e->ms = (double)(tj_now_ns() - t0) / 1e6;
     return st;
@@ -619,7 +618,8 @@ static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
 
 // Finds the entry, or enters a new one. *made: it's the caller's to compile.
 static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
-                                      bool trimmed, uint64_t hash, bool *made, struct tj_entry **similar) {
+                                      bool trimmed, bool wait, uint64_t hash, bool *made,
+                                      struct tj_entry **similar) {
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;
@@ -661,8 +661,16 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
             full = true;
         }
     } else {
-        while (atomic_load(&e->state) == TJ_E_COMPILING)
-            (void)pthread_cond_wait(&c->ready, &c->lock);
+        while (atomic_load(&e->state) == TJ_E_COMPILING) {
+            if (e->process != tj_process()) { // a thread that fork left behind was making it
+                e->process = tj_process();
+                *made = true;
+                break;
+            }
+            if (!wait)
+                break;
+            tj_cond_wait(&c->ready, &c->lock, TJ_FOREVER);
+        }
     }
     tj_unlock(&c->lock);
     if (fresh) {
@@ -677,6 +685,71 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     if (full)
         (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for the plan table", r->name);
     return e;
+}
+
+// Publishes what compile() made of an entry.
+static void publish(struct trace_region *r, struct tj_entry *e, tj_status st) {
+    struct tj_cache *c = &r->cache;
+    tj_lock(&c->lock);
+    e->failed = st;
+    atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
+    if (st)
+        unlink_entry(c, e);
+    else
+        (void)atomic_fetch_add(&c->code, e->info.bytes_code);
+    tj_cond_wake(&c->ready);
+    tj_unlock(&c->lock);
+    if (st)
+        tj_entry_put(e); // the table's
+}
+
+tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struct tj_entry *e,
+                        const struct tj_leaf *leaves, const struct tj_site *site, struct tj_entry *similar,
+                        char *text) {
+    tj_status st = compile(r, e, leaves, site, text);
+    bool lost = st == TRACE_ERR_MEMORY; // all else the interpreter runs
+    publish(r, e, lost ? st : TRACE_OK);
+    if (lost)
+        return st;
+    dump_trace(r, e);
+    report_made(r, count, e, site, similar);
+    if (e->info.bytes_code)
+        enforce_limit(r->ctx, e);
+    return st;
+}
+
+void tj_entry_cancel(struct trace_region *r, struct tj_entry *e, tj_status st) { publish(r, e, st); }
+
+bool tj_entry_adopt(struct trace_region *r, struct tj_entry *e) {
+    tj_lock(&r->cache.lock);
+    bool mine = atomic_load(&e->state) == TJ_E_COMPILING && e->process != tj_process();
+    if (mine)
+        e->process = tj_process();
+    tj_unlock(&r->cache.lock);
+    return mine;
+}
+
+// What a run does whose plan is being compiled in the background. *e: the entry, or NULL: the interpreter.
+static tj_status meanwhile(struct tj_box *b, const struct tj_segment *s, struct tj_entry *e, bool *interpret) {
+    struct trace_region *r = b->run.region;
+    int policy = r->opt.background_policy;
+    *interpret = false;
+    if (b->run.compile_only || policy == TRACE_POLICY_INTERPRET ||
+        (policy == TRACE_POLICY_AUTO && tj_background_interpret(r->ctx, s))) {
+        *interpret = true;
+        return TRACE_OK;
+    }
+    if (policy == TRACE_POLICY_FAIL)
+        return tj_fail(TRACE_ERR_BUSY,
+                       "region '%s': not ready yet: its plan has been in the background compile for %.1f ms; show what "
+                       "there is, or wait with trace_wait_ready",
+                       r->name, (double)(tj_now_ns() - e->asked_ns) / 1e6);
+    struct tj_cache *c = &r->cache;
+    tj_lock(&c->lock);
+    while (atomic_load(&e->state) == TJ_E_COMPILING && !atomic_load(&b->cancel))
+        tj_cond_wait(&c->ready, &c->lock, TJ_FOREVER);
+    tj_unlock(&c->lock);
+    return TRACE_OK;
 }
 
 static void remember(struct tj_entry **slot, struct tj_entry *e) {
@@ -717,50 +790,53 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         return TRACE_OK;
     }
     struct trace_region *r = b->run.region;
-    struct tj_cache *c = &r->cache;
+    bool background = r->opt.background && !r->hidden;
     for (int attempt = 0;; attempt++) {
-        bool made;
+        bool made, counted = false;
         struct tj_entry *similar;
-        e = find_or_enter(b, s, site, trimmed, hash, &made, &similar);
+        e = find_or_enter(b, s, site, trimmed, !background, hash, &made, &similar);
         if (!e)
             return TRACE_ERR_MEMORY;
-        if (!made) {
-            if (atomic_load(&e->state) == TJ_E_READY) {
-                if (!trimmed)
-                    (void)hit(b, e);
-                break;
+        if (made) {
+            b->missed = counted = true;
+            if (!trimmed)
+                TJ_BUMP(&b->count, misses, 1);
+            if (!background || !tj_background_add(r, e, s, site, similar)) {
+                char text[TJ_ERROR_MAX];
+                tj_status st = tj_entry_make(r, &b->count, e, s->trace->leaves, site, similar, text);
+                tj_entry_put(similar);
+                if (st != TRACE_ERR_MEMORY)
+                    break;
+                tj_entry_put(e);
+                return tj_fail(st, "%s", text);
             }
-            tj_status failed = e->failed; // whoever was making it ran out of memory
+        }
+        if (atomic_load(&e->state) == TJ_E_COMPILING) {
+            bool interpret = trimmed;
+            tj_status st = trimmed ? TRACE_OK : meanwhile(b, s, e, &interpret);
+            if (st || interpret) {
+                if (!counted && !trimmed)
+                    TJ_BUMP(&b->count, misses, 1);
+                tj_entry_put(e);
+                *out = NULL;
+                return st;
+            }
+        }
+        if (atomic_load(&e->state) == TJ_E_READY) {
+            if (!trimmed && !made)
+                (void)hit(b, e);
+            break;
+        }
+        if (atomic_load(&b->cancel)) {
             tj_entry_put(e);
-            if (attempt < ATTEMPTS)
-                continue;
+            return tj_fail(TRACE_ERR_SHUTDOWN, "region '%s': the run was cancelled", r->name);
+        }
+        tj_status failed = e->failed; // whoever was making it ran out of memory, or was told not to
+        tj_entry_put(e);
+        if (failed == TRACE_ERR_SHUTDOWN)
+            return tj_fail(failed, "region '%s': its compile was cancelled by the shutdown of the context", r->name);
+        if (attempt >= ATTEMPTS)
             return tj_fail(failed, "region '%s': out of memory for a plan", r->name);
-        }
-        b->missed = true;
-        if (!trimmed)
-            TJ_BUMP(&b->count, misses, 1);
-        tj_status st = make(b, e, s, site);
-        tj_lock(&c->lock);
-        e->failed = st;
-        atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
-        if (st)
-            unlink_entry(c, e);
-        else
-            (void)atomic_fetch_add(&c->code, e->info.bytes_code);
-        (void)pthread_cond_broadcast(&c->ready);
-        tj_unlock(&c->lock);
-        if (st) {
-            tj_entry_put(similar);
-            tj_entry_put(e); // the table's
-            tj_entry_put(e);
-            return st;
-        }
-        dump_trace(r, e);
-        report_made(b, e, s, site, similar);
-        tj_entry_put(similar);
-        if (e->info.bytes_code)
-            enforce_limit(r->ctx, e);
-        break;
     }
     if (trimmed) {
         tj_entry_put(e);
@@ -803,12 +879,22 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
                                .err = &err,
                                .launches = &launches,
                                .bytes_moved = &moved,
-                               .interpreted = &interpreted};
+                               .interpreted = &interpreted,
+                               .cancel = &b->cancel};
+    if (TJ_UNLIKELY(atomic_load_explicit(&b->cancel, memory_order_relaxed)))
+        return tj_fail(TRACE_ERR_SHUTDOWN, "region '%s': the run was cancelled", b->run.region->name);
     tj_fpenv env;
+    struct tj_run *open = tj_current, *around = tj_executing;
+    tj_executing = &b->run;
+    tj_current = NULL;
     uint64_t t0 = tj_ticks();
     tj_fpenv_enter(&env);
     tj_status st = e && e->plan ? ctx->backend->run(e->plan, &args) : tj_interp_run(s, &args);
     tj_fpenv_leave(&env);
+    while (TJ_UNLIKELY(tj_current != NULL)) // begun in a callback of the host, and never ended
+        trace_abandon(tj_current->region);
+    tj_current = open;
+    tj_executing = around;
     b->ran += tj_ticks() - t0;
     b->segment++;
     TJ_BUMP(&b->count, launches, launches);

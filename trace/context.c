@@ -66,6 +66,7 @@ static tj_status check_options(const trace_context_options *o) {
 }
 
 static void context_free(trace_context *ctx) {
+    tj_background_free(ctx);
     if (ctx->eager)
         tj_region_drop(ctx->eager);
     if (ctx->backend_state && ctx->backend->destroy)
@@ -73,7 +74,6 @@ static void context_free(trace_context *ctx) {
     tj_buffers_free(ctx);
     if (ctx->pool)
         tj_pool_destroy(ctx->pool);
-    (void)pthread_mutex_destroy(&ctx->lock);
     tj_free(ctx);
 }
 
@@ -96,10 +96,6 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
     trace_context *ctx = tj_calloc(1, sizeof *ctx);
     if (!ctx)
         return tj_fail(TRACE_ERR_MEMORY, "trace_context_create: out of memory");
-    if (pthread_mutex_init(&ctx->lock, NULL)) {
-        tj_free(ctx);
-        return tj_fail(TRACE_ERR_MEMORY, "trace_context_create: no mutex");
-    }
     atomic_init(&ctx->refs, 1);
     ctx->opt = opt;
     ctx->backend = &tj_backend_cpu;
@@ -178,31 +174,39 @@ void trace_context_release(trace_context *ctx) {
 static bool region_active(struct trace_region *r) {
     for (size_t i = 0; i < TJ_SLOTS; i++) {
         struct tj_box *b = atomic_load(&r->slots[i]);
-        if (b && atomic_load(&b->state) != TJ_BOX_IDLE)
+        if (b && atomic_load(&b->state) != TJ_BOX_IDLE && atomic_load(&b->process) == tj_process())
             return true;
     }
-    return false;
+    for (const struct tj_box *b = r->extra; b; b = b->next_extra) {
+        if (b->process == tj_process())
+            return true;
+    }
+    return false; // runs of threads that fork left behind don't count
 }
 
 tj_status trace_context_shutdown(trace_context *ctx, int timeout_ms) {
     if (!ctx)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_shutdown: NULL context");
-    if (tj_current && tj_current->ctx == ctx)
+    if ((tj_current && tj_current->ctx == ctx) || (tj_executing && tj_executing->ctx == ctx))
         return tj_fail(TRACE_ERR_STATE, "trace_context_shutdown: called inside a run, which it would wait for");
     // A begin marks its run object active, then looks at `shut`; here the other way round: one of the two sees the
     // other.
     atomic_store(&ctx->shut, true);
-    uint64_t end = tj_now_ns() + (timeout_ms > 0 ? (uint64_t)timeout_ms : 0) * 1000000u;
+    uint64_t end = timeout_ms < 0 ? TJ_FOREVER : tj_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    tj_background_cancel(ctx);
     for (;;) {
-        bool busy = atomic_load(&ctx->running) > 0;
+        bool busy = false;
         tj_lock(&ctx->lock);
         for (struct trace_region *r = ctx->regions; r && !busy; r = r->next)
             busy = region_active(r);
         busy = busy || region_active(ctx->eager);
         tj_unlock(&ctx->lock);
         if (!busy)
-            return TRACE_OK;
-        if (timeout_ms >= 0 && tj_now_ns() >= end)
+            return tj_background_join(ctx, end)
+                       ? TRACE_OK
+                       : tj_fail(TRACE_ERR_TIMEOUT, "trace_context_shutdown: a plan was still being compiled after %d ms",
+                                 timeout_ms);
+        if (tj_now_ns() >= end)
             return tj_fail(TRACE_ERR_TIMEOUT, "trace_context_shutdown: runs were still open after %d ms", timeout_ms);
         struct timespec nap = {0, 200000};
         (void)nanosleep(&nap, NULL);
@@ -223,10 +227,12 @@ bool tj_context_backend(trace_context *ctx, struct trace_region *r) {
     struct tj_cache *c = &ctx->eager->cache;
     bool mine = false;
     tj_lock(&c->lock);
-    while ((state = atomic_load(&ctx->eager->backend)) == TJ_BACKEND_STARTING)
-        (void)pthread_cond_wait(&c->ready, &c->lock);
-    if (state == TJ_BACKEND_UNTRIED) {
+    while ((state = atomic_load(&ctx->eager->backend)) == TJ_BACKEND_STARTING &&
+           ctx->eager->backend_process == tj_process())
+        tj_cond_wait(&c->ready, &c->lock, TJ_FOREVER);
+    if (state == TJ_BACKEND_UNTRIED || state == TJ_BACKEND_STARTING) {
         mine = true;
+        ctx->eager->backend_process = tj_process();
         atomic_store(&ctx->eager->backend, TJ_BACKEND_STARTING);
     }
     tj_unlock(&c->lock);
@@ -245,7 +251,7 @@ bool tj_context_backend(trace_context *ctx, struct trace_region *r) {
     // Out of memory may pass: the next miss tries again.
     state = !s ? TJ_BACKEND_READY : s == TRACE_ERR_MEMORY ? TJ_BACKEND_UNTRIED : TJ_BACKEND_NONE;
     atomic_store_explicit(&ctx->eager->backend, state, memory_order_release);
-    (void)pthread_cond_broadcast(&c->ready);
+    tj_cond_wake(&c->ready);
     tj_unlock(&c->lock);
     if (s && !atomic_exchange(&ctx->fallback_reported, true))
         tj_event(ctx, r, TRACE_EVENT_FALLBACK, (struct tj_loc){NULL, 0}, -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,

@@ -30,10 +30,11 @@ struct trace_context {
     void *backend_state;           // NULL when the compiler is unavailable
     char backend_why[256];         // why it is unavailable
     atomic_bool fallback_reported;
-    atomic_int running;            // runs in flight, for shutdown
     atomic_bool shut;
     struct tj_counters count;
     char describe[256];
+    _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
+    _Atomic uint64_t compile_op_ns; // time a compile took an op, lately; 0: none yet
     struct tj_buffer_cache *buffers; // released tensor memory and handles, reused (trace/tensor.c)
 };
 // Memory of tensors and workspaces through the host's allocator; counted in bytes_live; NULL + error on failure.
@@ -77,8 +78,10 @@ struct tj_run {
     struct tj_run *next;          // free list of the region
     void *extra;                  // trace/region.c's own per-run state
 };
-// The calling thread's open run, or NULL.
+// The calling thread's open run, or NULL. While plans and callbacks of the host run it's NULL, so that what those begin
+// is a run of its own, and the run is here.
 extern _Thread_local struct tj_run *tj_current;
+extern _Thread_local struct tj_run *tj_executing;
 
 // Handles of recorded values: bit 0 = 1, bits 1..24 node index + 1, bits 25..63 generation. Never all ones.
 static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {

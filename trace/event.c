@@ -69,6 +69,14 @@ void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event
                          .from = from,
                          .to = to,
                          .ms = ms};
+        struct tj_run *open = tj_current, *around = tj_executing;
+        if (open)
+            tj_executing = open;
+        tj_current = NULL; // what the callback calls isn't recorded
         ctx->opt.on_event(ctx->opt.event_user, &e);
+        while (tj_current)
+            trace_abandon(tj_current->region);
+        tj_current = open;
+        tj_executing = around;
     }
 }

@@ -506,7 +506,7 @@ static bool runs(const struct plan *p, tj_ref n) {
     return !is_view(p, n) || p->it.vals[n].owner == n;
 }
 
-static void execute(struct plan *p) {
+static tj_status execute(struct plan *p) {
     struct tj_interp *it = &p->it;
     uint32_t nnodes = it->t->nnodes, save = 0;
     uint64_t ops = 0, moved = 0;
@@ -526,6 +526,9 @@ static void execute(struct plan *p) {
         }
         if (!it->vals[n].needed || !runs(p, n)) {
             continue;
+        }
+        if (it->args->cancel && atomic_load_explicit(it->args->cancel, memory_order_relaxed)) {
+            return tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled");
         }
         run_node(p, n);
         ops++;
@@ -555,6 +558,7 @@ static void execute(struct plan *p) {
     if (it->args->bytes_moved) {
         *it->args->bytes_moved += moved;
     }
+    return TRACE_OK;
 }
 
 // Each value moves out at most once, and each UPDATE copies its source at most once: that bounds all arrays.
@@ -622,7 +626,7 @@ tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *
     if (st == TRACE_OK) {
         tj_fpenv env;
         tj_fpenv_enter(&env);
-        execute(&p);
+        st = execute(&p);
         tj_fpenv_leave(&env);
     }
     for (uint32_t i = 0; i < p.nslots; i++) {

@@ -4,7 +4,7 @@
 
 #include "region.h"
 
-_Thread_local struct tj_run *tj_current;
+_Thread_local struct tj_run *tj_current, *tj_executing;
 
 // A begin that could not even open a run: trace_end tells why.
 static _Thread_local struct {
@@ -149,8 +149,15 @@ struct tj_box *tj_box_take(struct trace_region *r) {
     if (!b)
         return NULL;
     (void)atomic_fetch_add(&r->refs, 1);
-    (void)atomic_fetch_add(&r->ctx->running, 1);
+    tj_lock(&r->ctx->lock);
+    b->next_extra = r->extra;
+    if (r->extra)
+        r->extra->prev_extra = b;
+    r->extra = b;
+    atomic_store(&b->process, tj_process());
+    tj_unlock(&r->ctx->lock);
 taken:
+    atomic_store_explicit(&b->process, tj_process(), memory_order_relaxed);
     b->run.generation = next_generation();
     return b;
 }
@@ -166,9 +173,12 @@ void tj_box_give(struct tj_box *b) {
         if (atomic_load(&r->slots[i]) == b)
             atomic_store(&r->slots[i], NULL);
     }
+    if (!b->pooled) {
+        *(b->prev_extra ? &b->prev_extra->next_extra : &r->extra) = b->next_extra;
+        if (b->next_extra)
+            b->next_extra->prev_extra = b->prev_extra;
+    }
     tj_unlock(&r->ctx->lock);
-    if (!b->pooled)
-        (void)atomic_fetch_sub(&r->ctx->running, 1);
     box_free(b);
     tj_region_drop(r);
 }
@@ -178,6 +188,7 @@ void tj_box_give(struct tj_box *b) {
 #define DEFAULT_GRAPHS 64
 #define EAGER_GRAPHS 512
 #define MAX_GRAPHS (1u << 20)
+#define MAX_INPUT 65535
 
 tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region_options *opt, bool hidden,
                         struct trace_region **out) {
@@ -227,6 +238,8 @@ static tj_status check_options(const trace_region_options *o) {
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: matmul_precision %d is none", o->matmul_precision);
     if (o->threads < 0)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: threads is %d; 0 is the context's", o->threads);
+    if (o->background_policy < TRACE_POLICY_AUTO || o->background_policy > TRACE_POLICY_FAIL)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: background_policy %d is none", o->background_policy);
     if (o->max_graphs > MAX_GRAPHS)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_create: max_graphs is %u, above %u", (unsigned)o->max_graphs,
                        MAX_GRAPHS);
@@ -275,6 +288,7 @@ void tj_region_drop(struct trace_region *r) {
             box_free(b);
     }
     tj_cache_free(&r->cache);
+    tj_free(r->bounds);
     bool hidden = r->hidden;
     tj_free(r->name);
     tj_free(r);
@@ -285,6 +299,7 @@ void tj_region_drop(struct trace_region *r) {
 void trace_region_release(trace_region *r) {
     if (!r)
         return;
+    tj_background_forget(r);
     // Open runs become the owners: each drops a reference when it ends.
     for (size_t i = 0; i < TJ_SLOTS; i++) {
         struct tj_box *b = atomic_load(&r->slots[i]);
@@ -321,6 +336,29 @@ static bool push_scope(struct tj_box *b, struct trace_region *r, struct tj_loc l
     return true;
 }
 
+// Extents within the bounds of trace_region_dynamic.
+static bool check_bounds(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {
+    for (uint32_t i = 0; i < r->nbounds; i++) {
+        const struct tj_bound_dim *d = &r->bounds[i];
+        int rank = d->input < n ? trace_rank(in[d->input]) : -1;
+        int64_t is = rank > (int)d->dim ? trace_size(in[d->input], d->dim) : -1;
+        if (d->input >= n)
+            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc,
+                             "bounds are declared for input %u, but there are %zu inputs", d->input, n);
+        else if (rank <= (int)d->dim)
+            (void)tj_op_fail(TRACE_ERR_SHAPE, "trace_begin", loc,
+                             "input %u has rank %d, but bounds are declared for its dim %u", d->input, rank, d->dim);
+        else if (is < d->min || is > d->max)
+            (void)tj_op_fail(TRACE_ERR_SHAPE, "trace_begin", loc,
+                             "dim %u of input %u is %lld, outside the declared bounds %lld to %lld", d->dim, d->input,
+                             (long long)is, (long long)d->min, (long long)d->max);
+        else
+            continue;
+        return false;
+    }
+    return true;
+}
+
 // Declared inputs. An inlined scope's inputs are operands like any other.
 static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc,
                         bool outermost) {
@@ -352,7 +390,7 @@ static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *
             return false;
         }
     }
-    return true;
+    return TJ_LIKELY(!r->nbounds) || check_bounds(r, in, n, loc);
 }
 
 static bool begin_inner(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {
@@ -406,6 +444,7 @@ static void reset_box(struct tj_box *b) {
     b->ran = 0;
     b->rolled = b->scope_failed = b->missed = false;
     b->outer = NULL;
+    atomic_store_explicit(&b->cancel, false, memory_order_relaxed);
     tj_run_reset(run);
 }
 
@@ -442,6 +481,8 @@ bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const ch
         if (!tj_current)
             return false;
     }
+    if (TJ_UNLIKELY(!atomic_load_explicit(&r->begun, memory_order_relaxed)))
+        atomic_store(&r->begun, true);
     if (tj_current)
         return begin_inner(r, in, n, loc);
     struct tj_box *b = tj_run_open(r);
@@ -461,6 +502,50 @@ bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const ch
     }
     tj_current = run;
     return take_inputs(b, r, in, n, loc, true);
+}
+
+enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max) {
+    if (!r)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: NULL region");
+    if (input < 0 || input > MAX_INPUT)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: region '%s': input %d is none", r->name, input);
+    if (dim < 0 || dim >= TJ_MAX_RANK)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: region '%s': dim %d is not in 0 to %d", r->name, dim,
+                       TJ_MAX_RANK - 1);
+    if (min < 0 || min > max)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: region '%s': bounds %lld to %lld: want 0 <= min <= max",
+                       r->name, (long long)min, (long long)max);
+    if (atomic_load(&r->begun))
+        return tj_fail(TRACE_ERR_STATE, "trace_region_dynamic: region '%s' has begun already; declare bounds before",
+                       r->name);
+    tj_lock(&r->ctx->lock);
+    uint32_t i = 0;
+    while (i < r->nbounds && (r->bounds[i].input != (uint32_t)input || r->bounds[i].dim != (uint32_t)dim))
+        i++;
+    bool ok = tj_grow((void **)&r->bounds, &r->capbounds, i + 1, sizeof *r->bounds);
+    if (ok) { // declared again: the later bounds count
+        r->bounds[i] = (struct tj_bound_dim){(uint32_t)input, (uint32_t)dim, min, max};
+        r->nbounds = i < r->nbounds ? r->nbounds : i + 1;
+    }
+    tj_unlock(&r->ctx->lock);
+    return ok ? TRACE_OK : tj_fail(TRACE_ERR_MEMORY, "trace_region_dynamic: out of memory");
+}
+
+void trace_region_cancel(trace_region *r) {
+    if (!r)
+        return;
+    tj_lock(&r->ctx->lock);
+    for (size_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = atomic_load(&r->slots[i]);
+        if (b && atomic_load(&b->state) != TJ_BOX_IDLE)
+            atomic_store(&b->cancel, true);
+    }
+    for (struct tj_box *b = r->extra; b; b = b->next_extra)
+        atomic_store(&b->cancel, true);
+    tj_unlock(&r->ctx->lock);
+    tj_lock(&r->cache.lock); // those that wait for a compile
+    tj_cond_wake(&r->cache.ready);
+    tj_unlock(&r->cache.lock);
 }
 
 bool trace_failed(const trace_context *ctx) {
@@ -649,6 +734,10 @@ static tj_status end_mismatch(struct trace_region *r, struct tj_loc loc) {
 
 void trace_abandon(trace_region *r) {
     struct tj_run *run = tj_current;
+    if (r && !run && tj_executing) { // a callback of the host has thrown
+        run = tj_current = tj_executing;
+        tj_executing = NULL;
+    }
     if (!r || !run)
         return;
     uint32_t at = run->nscopes;

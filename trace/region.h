@@ -27,6 +27,8 @@ struct tj_entry {
     _Atomic uint8_t state;  // enum tj_entry_state
     _Atomic uint8_t credit; // hits since the clock hand last halved it
     atomic_bool evicted;    // no longer in the table
+    uint32_t process;       // that makes it, while COMPILING
+    uint64_t asked_ns;      // when it was entered
     _Atomic uint64_t hits;
     uint64_t hash;
     struct tj_segment seg; // trace, outs and writes are the entry's own
@@ -70,7 +72,7 @@ struct tj_reason { // one line of the recompile report
 };
 struct tj_cache {
     tj_mutex lock;         // never held while compiling or running
-    pthread_cond_t ready;  // an entry left COMPILING
+    tj_cond ready;         // an entry left COMPILING
     bool symbolic;         // single-op runs: one plan serves many extents
     uint32_t max, n, hand; // entries allowed, there, and where the clock hand is
     struct tj_entry **ring;
@@ -126,6 +128,9 @@ struct tj_box {
     struct tj_run run;        // first: a run's box is found by a cast
     _Atomic int state;        // enum tj_box_state. ORPHAN: the region was released while this run was open
     bool pooled;              // in the region's slots
+    atomic_bool cancel;       // the run is to stop between steps
+    _Atomic uint32_t process; // the run's
+    struct tj_box *prev_extra, *next_extra; // of those not in slots; under the context's lock
     struct tj_counters count; // only the thread that has the box adds
     // who holds it, for messages of other threads
     _Atomic(const char *) begin_file;
@@ -173,6 +178,10 @@ static inline struct tj_box *tj_box_of(struct tj_run *run) { return (struct tj_b
     atomic_store_explicit(&(c)->f, atomic_load_explicit(&(c)->f, memory_order_relaxed) + (uint64_t)(n),                \
                           memory_order_relaxed)
 
+struct tj_bound_dim {
+    uint32_t input, dim;
+    int64_t min, max;
+};
 enum tj_backend_stage { TJ_BACKEND_UNTRIED, TJ_BACKEND_STARTING, TJ_BACKEND_READY, TJ_BACKEND_NONE };
 struct trace_region {
     atomic_int refs;    // the user's handle, and runs that outlive it
@@ -183,10 +192,18 @@ struct trace_region {
     struct tj_counters count; // totals of boxes that are gone, and of what isn't a run's
     uint64_t born_ticks, born_ns;
     _Atomic(struct tj_box *) slots[TJ_SLOTS];
+    struct tj_box *extra; // runs beyond the slots
     struct tj_cache cache;
+    struct tj_bound_dim *bounds; // of trace_region_dynamic
+    uint32_t nbounds, capbounds;
+    atomic_bool begun;           // a run has begun: bounds stay as they are
+    bool released;               // by the host: nothing is compiled in the background any more. Under that lock
+    tj_status background_failed; // first failure not told yet, and its text. Under that lock
+    char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
     _Atomic uint32_t serial;          // of dumped plans
     _Atomic int backend;              // of the hidden region: enum tj_backend_stage of the context's compiler
+    uint32_t backend_process;         // process that starts it
     struct trace_region *prev, *next; // list of the context
 };
 
@@ -243,6 +260,30 @@ struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace 
 void tj_learned_put(struct tj_learned *rec);
 struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc loc, const char *kind, bool lint,
                                         bool *fresh);
+
+// Makes an entry that is in the table as COMPILING, publishes and reports it. leaves: of its trace; similar: the plan
+// that nearly served, or NULL. On failure `text` (TJ_ERROR_MAX) has the message; it may be set on success, when the
+// interpreter took over: the status is TRACE_ERR_COMPILE then.
+tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struct tj_entry *e,
+                        const struct tj_leaf *leaves, const struct tj_site *site, struct tj_entry *similar, char *text);
+// An entry whose compile was queued goes: those that wait for it get st.
+void tj_entry_cancel(struct trace_region *r, struct tj_entry *e, tj_status st);
+// In a child of fork: takes over an entry that a thread of the parent was to make; false: nobody has to.
+bool tj_entry_adopt(struct trace_region *r, struct tj_entry *e);
+
+// ---- background (background.c)
+// ---------------------------------------------------------------------------------------
+
+// Queues a compile, whose references the job takes: to `similar` the caller's, to r and e its own. False: it can't be
+// done there.
+bool tj_background_add(struct trace_region *r, struct tj_entry *e, const struct tj_segment *s,
+                       const struct tj_site *site, struct tj_entry *similar);
+// Whether the interpreter is estimated to run s in less time than compiling takes.
+bool tj_background_interpret(trace_context *ctx, const struct tj_segment *s);
+void tj_background_forget(struct trace_region *r);           // the host releases r
+void tj_background_cancel(trace_context *ctx);               // takes all off the queue, for good
+bool tj_background_join(trace_context *ctx, uint64_t end);   // waits until `end` and ends the thread
+void tj_background_free(trace_context *ctx);
 
 // ---- breaks (break.c)
 // ------------------------------------------------------------------------------------------------

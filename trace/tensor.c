@@ -38,10 +38,8 @@ static struct tj_buffer_cache *cache_of(trace_context *ctx) {
     if (!c) {
         return NULL;
     }
-    (void)pthread_mutex_init(&c->lock, NULL);
     struct tj_buffer_cache *other = NULL;
     if (!__atomic_compare_exchange_n(&ctx->buffers, &other, c, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        (void)pthread_mutex_destroy(&c->lock);
         tj_free(c);
         c = other;
     }
@@ -213,7 +211,6 @@ void tj_buffers_free(trace_context *ctx) {
         c->storages = (struct tj_storage *)(void *)st->data;
         tj_free(st);
     }
-    (void)pthread_mutex_destroy(&c->lock);
     tj_free(c);
     ctx->buffers = NULL;
 }
@@ -304,9 +301,12 @@ void tj_reader_leave(struct tj_storage *st) { atomic_fetch_sub_explicit(&st->rea
 // ---- tensors ------------------------------------------------------------------------------------
 
 static void guard(struct trace_tensor *t) {
-    int free = 0;
-    while (!atomic_compare_exchange_weak_explicit(&t->guard, &free, 1, memory_order_acquire, memory_order_relaxed)) {
-        free = 0;
+    int is = 0, mine = (int)tj_process();
+    while (!atomic_compare_exchange_weak_explicit(&t->guard, &is, mine, memory_order_acquire, memory_order_relaxed)) {
+        if (is && is != mine) {
+            continue; // held by a thread that fork left behind: taken over
+        }
+        is = 0;
         (void)sched_yield();
     }
 }
