@@ -218,6 +218,8 @@ struct tj_pool {
     void (*host_for)(void *user, size_t n, tj_task body, void *arg);
     void *user;
     pthread_t *handles;
+    tj_mutex jobs_lock;
+    struct host_job *jobs; // not in use
 };
 
 struct worker_start {
@@ -386,25 +388,6 @@ struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *, size_t, tj_
     return p;
 }
 
-void tj_pool_destroy(struct tj_pool *p) {
-    if (!p) {
-        return;
-    }
-    if (p->workers && atomic_load(&p->pid) == (int)getpid()) { // a child has none to join
-        atomic_store(&p->stop, true);
-        atomic_fetch_add(&p->epoch, 1);
-        futex_wake(&p->epoch, INT_MAX);
-        for (int i = 0; i < p->workers; i++) {
-            (void)pthread_join(p->handles[i], NULL);
-        }
-    }
-    if (p->same_process) {
-        (void)munmap(p->same_process, page_bytes());
-    }
-    tj_free(p->handles);
-    tj_aligned_free(p);
-}
-
 int tj_pool_threads(const struct tj_pool *p) { return p->threads; }
 
 static void run_inline(size_t n, tj_task body, void *arg) {
@@ -416,21 +399,112 @@ static void run_inline(size_t n, tj_task body, void *arg) {
     in_task = outer;
 }
 
-// A task on a thread of the host: calls inside it run inline, and the host's floating-point settings don't count.
-struct host_task {
+// Tasks on threads of the host: calls inside them run inline, and the host's floating-point settings don't count. Each
+// task is claimed once: one that comes again is ignored, and the caller runs those that never came. Jobs are kept until
+// the pool goes, so that a task that comes too late finds one.
+struct host_job {
+    struct host_job *next;
     tj_task body;
     void *arg;
+    size_t cap;
+    _Atomic size_t n, done, repeated;
+    _Atomic uint64_t claimed[]; // bit a task
 };
 
+static _Thread_local struct {
+    size_t n, lost, repeated;
+} host_fault;
+
+static bool claim(struct host_job *j, size_t i) {
+    uint64_t bit = (uint64_t)1 << i % 64;
+    return !(atomic_fetch_or(&j->claimed[i / 64], bit) & bit);
+}
+
 static void run_host_task(void *arg, size_t i) {
-    const struct host_task *t = arg;
+    struct host_job *j = arg;
+    if (i >= atomic_load(&j->n) || !claim(j, i)) {
+        (void)atomic_fetch_add(&j->repeated, 1);
+        return;
+    }
     bool outer = in_task;
     tj_fpenv fp;
     in_task = true;
     tj_fpenv_enter(&fp);
-    t->body(t->arg, i);
+    j->body(j->arg, i);
     tj_fpenv_leave(&fp);
     in_task = outer;
+    (void)atomic_fetch_add(&j->done, 1);
+}
+
+static struct host_job *host_job_take(struct tj_pool *p, size_t n) {
+    tj_lock(&p->jobs_lock);
+    struct host_job **at = &p->jobs, *j;
+    while ((j = *at) && j->cap < n) {
+        at = &j->next;
+    }
+    if (j) {
+        *at = j->next;
+    }
+    tj_unlock(&p->jobs_lock);
+    if (j) {
+        return j;
+    }
+    size_t words = n < 256 ? 4 : (n + 63) / 64;
+    j = tj_calloc(1, sizeof *j + words * sizeof j->claimed[0]);
+    if (j) {
+        j->cap = words * 64;
+    }
+    return j;
+}
+
+static void run_on_host(struct tj_pool *p, size_t n, tj_task body, void *arg) {
+    struct host_job *j = host_job_take(p, n);
+    if (!j) {
+        run_inline(n, body, arg);
+        return;
+    }
+    j->body = body;
+    j->arg = arg;
+    atomic_store(&j->done, 0);
+    atomic_store(&j->repeated, 0);
+    for (size_t i = 0; i < (n + 63) / 64; i++) {
+        atomic_store(&j->claimed[i], 0);
+    }
+    atomic_store(&j->n, n);
+    p->host_for(p->user, n, run_host_task, j);
+    size_t lost = 0;
+    if (TJ_UNLIKELY(atomic_load(&j->done) != n)) {
+        for (size_t i = 0; i < n; i++) {
+            if (claim(j, i)) {
+                body(arg, i);
+                lost++;
+            }
+        }
+        while (atomic_load(&j->done) + lost != n) { // it returned while others still ran
+            (void)sched_yield();
+        }
+    }
+    size_t repeated = atomic_load(&j->repeated);
+    if (TJ_UNLIKELY(lost || repeated)) {
+        host_fault.n = n;
+        host_fault.lost = lost;
+        host_fault.repeated = repeated;
+    }
+    atomic_store(&j->n, 0);
+    tj_lock(&p->jobs_lock);
+    j->next = p->jobs;
+    p->jobs = j;
+    tj_unlock(&p->jobs_lock);
+}
+
+bool tj_pool_fault(char *text, size_t cap) {
+    if (TJ_LIKELY(!host_fault.n)) {
+        return false;
+    }
+    (void)snprintf(text, cap, "the host's parallel_for lost %zu and repeated %zu of %zu tasks; each i < n has to be run once",
+                   host_fault.lost, host_fault.repeated, host_fault.n);
+    host_fault.n = 0;
+    return true;
 }
 
 // True when the calling thread now owns the pool. In a child of fork the first caller takes the pool over from a
@@ -488,8 +562,7 @@ void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg) {
         return;
     }
     if (p->host_for) {
-        struct host_task t = {body, arg};
-        p->host_for(p->user, n, run_host_task, &t);
+        run_on_host(p, n, body, arg);
         return;
     }
     if (!acquire(p)) {
@@ -509,4 +582,28 @@ void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg) {
     }
     atomic_store_explicit(&p->busy, 0, memory_order_release);
     errno = saved;
+}
+
+void tj_pool_destroy(struct tj_pool *p) {
+    if (!p) {
+        return;
+    }
+    if (p->workers && atomic_load(&p->pid) == (int)getpid()) { // a child has none to join
+        atomic_store(&p->stop, true);
+        atomic_fetch_add(&p->epoch, 1);
+        futex_wake(&p->epoch, INT_MAX);
+        for (int i = 0; i < p->workers; i++) {
+            (void)pthread_join(p->handles[i], NULL);
+        }
+    }
+    if (p->same_process) {
+        (void)munmap(p->same_process, page_bytes());
+    }
+    while (p->jobs) {
+        struct host_job *j = p->jobs;
+        p->jobs = j->next;
+        tj_free(j);
+    }
+    tj_free(p->handles);
+    tj_aligned_free(p);
 }

@@ -43,6 +43,9 @@ struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *user, size_t 
 void tj_pool_destroy(struct tj_pool *p); // joins; no call may be in flight
 int tj_pool_threads(const struct tj_pool *p);
 void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg);
+// Whether host_for lost or repeated tasks of a job of the calling thread since the last question, as text. All tasks
+// were run once nevertheless.
+bool tj_pool_fault(char *text, size_t cap);
 
 // Floating-point environment: kernels run with round-to-nearest, no FTZ/DAZ, exceptions masked.
 // Enter saves the caller's control word, leave restores it. Cheap (two instructions) when already default.

@@ -901,6 +901,9 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     TJ_BUMP(&b->count, bytes_moved, moved);
     if (interpreted)
         TJ_BUMP(&b->count, interpreted_ops, interpreted);
+    char fault[200];
+    if (TJ_UNLIKELY(ctx->opt.parallel_for && tj_pool_fault(fault, sizeof fault)) && !st)
+        st = tj_fail(TRACE_ERR_STATE, "%s", fault);
     if (TJ_UNLIKELY(!st && atomic_load_explicit(&err.set, memory_order_acquire)))
         st = data_error(s, &err);
     return st;
