@@ -31,8 +31,10 @@ struct instance {
     unsigned char **base;        // one a buffer
     size_t *bytes, *offset;      // one a buffer: size, place in the workspace
     struct tj_packed **packed;   // one a step
+    bool *had;                   // one a step: whether it was packed when the workspace was sized
     unsigned char *ws;
     size_t ws_bytes;             // allocated
+    int threads;                 // slots a run with it may use at most
     size_t step_ws;              // offset of the running step's own workspace
     bool placed;                 // offsets are right for `bytes` (constant sizes: for good)
     bool filled;                 // constant tables are filled
@@ -188,6 +190,9 @@ static tj_status prepare(struct tj_plan *p) {
     return TRACE_OK;
 }
 
+// Bytes of workspace a bound plan over the recorded tensors needs, weights packed where they may be.
+static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg);
+
 tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info) {
     struct tj_jit *jit = state;
     *out = NULL;
@@ -218,6 +223,7 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
         p->info.ops = p->prog->nops;
         p->info.kernels = p->prog->nsteps;
         p->info.fused_away = p->prog->nfused;
+        p->info.bytes_workspace = bound_workspace(p, seg);
         p->info.bytes_moved = (uint64_t)tj_ex_hint(&p->prog->exprs, p->prog->bytes_moved);
         *info = p->info;
         *out = p;
@@ -284,15 +290,22 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
 
 // ---- instances ------------------------------------------------------------------------------------------------------
 
-static struct instance *instance_new(const struct tj_plan *p) {
+static int plan_threads(const struct tj_plan *p) {
+    int n = tj_pool_threads(p->jit->ctx->pool);
+    if (p->threads && p->threads < n) n = p->threads;
+    return n < MAX_TASKS ? n : MAX_TASKS;
+}
+
+static struct instance *instance_new(const struct tj_plan *p, int threads) {
     const struct tj_program *g = p->prog;
     size_t n = round_up(sizeof(struct instance));
     size_t vals = n, ivals = vals + g->exprs.n * 8, bufs = ivals + p->nivals * 8u, svals = bufs + p->nbufargs * 8u;
     size_t base = svals + p->nsvals * 8u, bytes = base + g->nbufs * 8u, offset = bytes + g->nbufs * 8u;
-    size_t packed = offset + g->nbufs * 8u, end = packed + g->nsteps * 8u;
+    size_t packed = offset + g->nbufs * 8u, had = packed + g->nsteps * 8u, end = had + g->nsteps;
     unsigned char *m = tj_calloc(1, end);
     if (!m) return NULL;
     struct instance *i = (struct instance *)(void *)m;
+    i->threads = threads;
     i->vals = (int64_t *)(void *)(m + vals);
     i->ivals = (int64_t *)(void *)(m + ivals);
     i->bufs = (unsigned char **)(void *)(m + bufs);
@@ -301,6 +314,7 @@ static struct instance *instance_new(const struct tj_plan *p) {
     i->bytes = (size_t *)(void *)(m + bytes);
     i->offset = (size_t *)(void *)(m + offset);
     i->packed = (struct tj_packed **)(void *)(m + packed);
+    i->had = (bool *)(m + had);
     return i;
 }
 
@@ -315,12 +329,6 @@ static void view_of(const struct instance *in, const struct tj_geom *geom, struc
     }
 }
 
-static int plan_threads(const struct tj_plan *p) {
-    int n = tj_pool_threads(p->jit->ctx->pool);
-    if (p->threads && p->threads < n) n = p->threads;
-    return n < MAX_TASKS ? n : MAX_TASKS;
-}
-
 // How a loop is cut into tasks: by rows, or by columns where there are too few rows.
 struct cut {
     int tasks;
@@ -328,9 +336,8 @@ struct cut {
     int64_t rows, cols, step; // step: rows or columns a task
 };
 
-static struct cut cut_loop(const struct tj_plan *p, const struct tj_loop *l, const int64_t *vals, int64_t rows) {
+static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *vals, int64_t rows) {
     struct cut c = {.tasks = 1, .rows = rows, .cols = vals[l->cols]};
-    int threads = plan_threads(p);
     double work = (double)rows * (double)c.cols * l->cost;
     if (l->kernel->kind == TJ_K_ROWS) work = (double)vals[l->rows] * (double)vals[l->row_elems] * l->cost;
     if (l->kernel->kind == TJ_K_COLS) work *= (double)vals[l->row_elems];
@@ -355,6 +362,12 @@ static struct cut cut_loop(const struct tj_plan *p, const struct tj_loop *l, con
 
 static int64_t split_blocks(int64_t row_elems) { return (row_elems + SPLIT_BLOCK - 1) / SPLIT_BLOCK; }
 
+// Tasks of a step at most: each has scratch of its own.
+static size_t scratch_slots(const struct instance *in) {
+    int tasks = in->threads > 1 ? in->threads * 2 : 1;
+    return (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
+}
+
 // Own workspace of a step: scratch a task, partial results, or what a contraction asks for.
 static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance *in, size_t *bytes) {
     const struct tj_step *st = &p->prog->steps[i];
@@ -362,8 +375,7 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
     if (st->loop.kernel) {
         size_t scratch = round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
         if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2)) return false;
-        int tasks = plan_threads(p) * 2;
-        n += scratch * (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
+        n += scratch * scratch_slots(in);
         if (st->loop.kernel->split) {
             int64_t parts;
             if (!tj_size_mul(in->vals[st->loop.rows], split_blocks(in->vals[st->loop.row_elems]), &parts) ||
@@ -373,7 +385,7 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
         }
     }
     if (p->steps[i].contract) {
-        struct tj_contract_args a = {.threads = plan_threads(p),
+        struct tj_contract_args a = {.threads = in->threads,
                                      .packed = p->steps[i].weight_leaf != UINT32_MAX ? in->packed[i] : NULL};
         view_of(in, &st->out, &a.out);
         view_of(in, &st->a, &a.a);
@@ -389,9 +401,8 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
     return true;
 }
 
-// Evaluates sizes, places temporaries, makes the workspace large enough. Everything that can fail happens here, before
-// the first kernel.
-static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+// Evaluates sizes and finds the memory of leaves and outputs.
+static tj_status instance_sizes(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     if ((p->dynamic || !in->filled) && !tj_exprs_eval(&g->exprs, args, in->vals))
         return tj_fail(TRACE_ERR_SHAPE, "an extent or offset of the run overflows");
@@ -406,10 +417,18 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
         else if (buf->kind == TJ_BUF_OUT)
             in->base[b] = tj_tensor_data(args->outs[buf->index]);
     }
+    return TRACE_OK;
+}
+
+// Finds or makes the packed copies of weights.
+static tj_status instance_pack(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+    const struct tj_program *g = p->prog;
     for (uint32_t i = 0; i < g->nsteps; i++) { // weights first: whether they are packed decides workspaces
         struct plan_step *ps = &p->steps[i];
         if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
         struct tj_storage *st = args->leaves[ps->weight_leaf].tensor->st;
+        // A bound plan writes it, and doesn't tell: no copy would stay right.
+        if (atomic_load_explicit(&st->pins_written, memory_order_acquire)) continue;
         struct tj_view w;
         view_of(in, &g->steps[i].b, &w);
         if (!w.p || !tj_contract_pack_bytes(ps->contract, &w)) continue;
@@ -417,35 +436,38 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
         tj_status s = tj_pack_get(p->jit, st, ps->contract, &w, offset, &in->packed[i]);
         if (s) return s;
     }
-    if (!in->placed || p->dynamic) {
-        uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
-        if (!order) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
-        size_t total = 0, step_max = 0;
-        bool ok = true;
-        for (uint32_t b = 0; b < g->nbufs && ok; b++) {
-            in->bytes[b] = 0;
-            if (g->bufs[b].kind != TJ_BUF_TEMP) continue;
-            ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
-        }
-        ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
-        if (order != scratch_small) tj_free(order);
-        for (uint32_t i = 0; i < g->nsteps && ok; i++) {
-            size_t n;
-            ok = step_workspace(p, i, in, &n);
-            if (ok && n > step_max) step_max = n;
-        }
-        if (!ok || total > SIZE_MAX / 4) return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
-        in->step_ws = round_up(total);
-        size_t want = in->step_ws + step_max;
-        if (want > in->ws_bytes) {
-            unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
-            if (!ws) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
-            if (in->ws) tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
-            in->ws = ws;
-            in->ws_bytes = want;
-        }
-        in->placed = true;
+    return TRACE_OK;
+}
+
+// Places temporaries and the steps' own workspaces; *want: bytes in all.
+static tj_status instance_place(const struct tj_plan *p, struct instance *in, size_t *want) {
+    const struct tj_program *g = p->prog;
+    uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
+    if (!order) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
+    size_t total = 0, step_max = 0;
+    bool ok = true;
+    for (uint32_t b = 0; b < g->nbufs && ok; b++) {
+        in->bytes[b] = 0;
+        if (g->bufs[b].kind != TJ_BUF_TEMP) continue;
+        ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
     }
+    ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
+    if (order != scratch_small) tj_free(order);
+    for (uint32_t i = 0; i < g->nsteps && ok; i++) {
+        size_t n;
+        ok = step_workspace(p, i, in, &n);
+        if (ok && n > step_max) step_max = n;
+    }
+    if (!ok || total > SIZE_MAX / 4) return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
+    in->step_ws = round_up(total);
+    *want = in->step_ws + step_max;
+    for (uint32_t i = 0; i < g->nsteps; i++) in->had[i] = in->packed[i] != NULL;
+    return TRACE_OK;
+}
+
+// Fills the steps' tables: everything is known.
+static void instance_fill(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+    const struct tj_program *g = p->prog;
     for (uint32_t b = 0; b < g->nbufs; b++)
         if (g->bufs[b].kind == TJ_BUF_TEMP) in->base[b] = in->ws + in->offset[b];
     for (uint32_t i = 0; i < g->nsteps; i++) {
@@ -459,6 +481,30 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
             in->svals[ps->svals + k] = l->svals[k].is_const ? l->svals[k].value : args->params[l->svals[k].param].v;
     }
     in->filled = true;
+}
+
+// Everything of a run that can fail, before the first kernel.
+static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+    tj_status s = instance_sizes(p, in, args);
+    if (!s) s = instance_pack(p, in, args);
+    if (s) return s;
+    // What is packed decides what a step needs, and a written weight is packed no more.
+    bool changed = false;
+    for (uint32_t i = 0; i < p->prog->nsteps; i++) changed |= in->had[i] != (in->packed[i] != NULL);
+    if (!in->placed || p->dynamic || changed) {
+        size_t want;
+        s = instance_place(p, in, &want);
+        if (s) return s;
+        if (want > in->ws_bytes) {
+            unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
+            if (!ws) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+            if (in->ws) tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
+            in->ws = ws;
+            in->ws_bytes = want;
+        }
+        in->placed = true;
+    }
+    instance_fill(p, in, args);
     return TRACE_OK;
 }
 
@@ -467,7 +513,7 @@ static struct instance *instance_take(struct tj_plan *p) {
     struct instance *i = p->idle;
     if (i) p->idle = i->next;
     tj_unlock(&p->lock);
-    return i ? i : instance_new(p);
+    return i ? i : instance_new(p, plan_threads(p));
 }
 
 static void instance_give(struct tj_plan *p, struct instance *in) {
@@ -507,7 +553,7 @@ static void loop_task(void *arg, size_t i) {
 
 static void loop_launch(struct tj_plan *p, struct loop_run *r, const struct tj_loop *l, const int64_t *vals,
                         int64_t rows) {
-    r->cut = cut_loop(p, l, vals, rows);
+    r->cut = cut_loop(plan_threads(p), l, vals, rows);
     if (r->cut.tasks > 1)
         tj_pool_run(p->jit->ctx->pool, (size_t)r->cut.tasks, loop_task, r);
     else
@@ -529,11 +575,6 @@ static void loop_setup(const struct tj_plan *p, uint32_t i, struct instance *in,
     r->scratch = in->ws + in->step_ws;
 }
 
-static size_t scratch_slots(const struct tj_plan *p) {
-    int tasks = plan_threads(p) * 2;
-    return (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
-}
-
 static void run_loop(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
     const struct tj_loop *l = &p->prog->steps[i].loop;
     struct loop_run r;
@@ -543,7 +584,7 @@ static void run_loop(struct tj_plan *p, uint32_t i, struct instance *in, const s
         loop_launch(p, &r, l, in->vals, rows);
         return;
     }
-    r.args.partials = r.scratch + r.scratch_bytes * scratch_slots(p);
+    r.args.partials = r.scratch + r.scratch_bytes * scratch_slots(in);
     loop_launch(p, &r, l, in->vals, rows * split_blocks(in->vals[l->row_elems]));
     r.fn = p->steps[i].code.fn2;
     r.cut = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
@@ -573,31 +614,38 @@ static void epilogue(void *arg, int slot, int64_t row0, int64_t row1, int64_t co
     }
 }
 
-static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+// Arguments of a contraction; r: its epilogue's.
+static void contract_setup(const struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args,
+                           struct loop_run *r, struct tj_contract_args *a) {
     const struct tj_step *st = &p->prog->steps[i];
-    struct loop_run r;
     size_t used = 0;
-    struct tj_contract_args a = {.pool = p->jit->ctx->pool,
-                                 .threads = plan_threads(p),
-                                 .packed = in->packed[i] ? tj_packed_data(in->packed[i]) : NULL,
-                                 .err = args->err,
-                                 .node = st->node};
-    view_of(in, &st->out, &a.out);
-    view_of(in, &st->a, &a.a);
-    view_of(in, &st->b, &a.b);
-    view_of(in, &st->c, &a.c);
-    view_of(in, &st->d, &a.d);
+    *a = (struct tj_contract_args){.pool = p->jit->ctx->pool,
+                                   .threads = in->threads,
+                                   .packed = in->packed[i] ? tj_packed_data(in->packed[i]) : NULL,
+                                   .err = args->err,
+                                   .node = st->node};
+    view_of(in, &st->out, &a->out);
+    view_of(in, &st->a, &a->a);
+    view_of(in, &st->b, &a->b);
+    view_of(in, &st->c, &a->c);
+    view_of(in, &st->d, &a->d);
     if (st->kind == TJ_STEP_SDPA)
-        a.scale = st->scale.is_const ? st->scale.value.f : args->params[st->scale.param].v.f;
+        a->scale = st->scale.is_const ? st->scale.value.f : args->params[st->scale.param].v.f;
     if (st->loop.kernel) {
-        loop_setup(p, i, in, args, &r);
-        used = r.scratch_bytes * scratch_slots(p);
-        r.lines = st->kind == TJ_STEP_CONV2D && st->loop.kernel->kind == TJ_K_POINTWISE ? a.out.dims[2] : 0;
-        a.epilogue = epilogue;
-        a.epilogue_arg = &r;
-        a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
+        loop_setup(p, i, in, args, r);
+        used = r->scratch_bytes * scratch_slots(in);
+        r->lines = st->kind == TJ_STEP_CONV2D && st->loop.kernel->kind == TJ_K_POINTWISE ? a->out.dims[2] : 0;
+        a->epilogue = epilogue;
+        a->epilogue_arg = r;
+        a->epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
     }
-    a.workspace = in->ws + in->step_ws + used;
+    a->workspace = in->ws + in->step_ws + used;
+}
+
+static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+    struct loop_run r;
+    struct tj_contract_args a;
+    contract_setup(p, i, in, args, &r, &a);
     tj_contract_run(p->steps[i].contract, &a);
 }
 
@@ -622,4 +670,135 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
     }
     instance_give(p, in);
     return s;
+}
+
+static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg) {
+    struct tj_run_args args = {.leaves = seg->trace->leaves, .params = seg->trace->params};
+    struct instance *in = instance_new(p, 1);
+    size_t want = 0;
+    if (in && tj_exprs_eval(&p->prog->exprs, &args, in->vals)) {
+        for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+            struct tj_view w;
+            if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
+            view_of(in, &p->prog->steps[i].b, &w);
+            if (tj_contract_pack_bytes(p->steps[i].contract, &w)) in->packed[i] = (struct tj_packed *)(void *)in; // as if
+        }
+        if (instance_place(p, in, &want)) want = 0;
+    }
+    tj_free(in);
+    return want;
+}
+
+// ---- bound plans ----------------------------------------------------------------------------------------------------
+
+// A step with everything resolved: a launch is a call through a pointer.
+struct bound_step {
+    struct loop_run loop;        // LOOP, or the epilogue
+    tj_kernel_fn fn2;            // second phase of a split reduction, or NULL
+    struct cut cut2;
+    struct tj_contract *contract; // NULL: a loop
+    struct tj_contract_args args;
+};
+struct tj_bound_plan {
+    struct tj_plan *plan;        // a reference
+    struct instance *in;
+    struct tj_pool *pool;        // NULL: the calling thread alone
+    bool own_memory;
+    uint32_t nsteps;
+    struct bound_step steps[];
+};
+
+static void bound_loop(struct tj_bound_plan *b, uint32_t i, const struct tj_run_args *args) {
+    const struct tj_loop *l = &b->plan->prog->steps[i].loop;
+    struct bound_step *s = &b->steps[i];
+    struct instance *in = b->in;
+    loop_setup(b->plan, i, in, args, &s->loop);
+    int64_t rows = in->vals[l->rows];
+    if (l->kernel->split) {
+        s->loop.args.partials = s->loop.scratch + s->loop.scratch_bytes * scratch_slots(in);
+        s->fn2 = b->plan->steps[i].code.fn2;
+        s->cut2 = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
+        rows *= split_blocks(in->vals[l->row_elems]);
+    }
+    s->loop.cut = cut_loop(in->threads, l, in->vals, rows);
+    if (s->loop.cut.tasks == 1) // launched without a task around it
+        s->loop.args.scratch = s->loop.scratch_bytes ? s->loop.scratch : NULL;
+}
+
+void tj_bound_plan_free(struct tj_bound_plan *b) {
+    if (!b) return;
+    struct tj_plan *p = b->plan;
+    if (b->in) {
+        for (uint32_t i = 0; i < b->nsteps; i++) tj_pack_put(b->in->packed[i]);
+        if (b->own_memory) tj_buffer_free(p->jit->ctx, b->in->ws, b->in->ws_bytes);
+        tj_free(b->in);
+    }
+    tj_free(b);
+    tj_plan_release(p);
+}
+
+tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o, struct tj_bound_plan **out) {
+    const struct tj_program *g = p->prog;
+    *out = NULL;
+    struct tj_bound_plan *b = tj_calloc(1, sizeof *b + g->nsteps * sizeof b->steps[0]);
+    struct instance *in = b ? instance_new(p, o->use_pool ? plan_threads(p) : 1) : NULL;
+    if (!in) {
+        tj_free(b);
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for a bound plan");
+    }
+    (void)atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+    b->plan = p;
+    b->in = in;
+    b->nsteps = g->nsteps;
+    b->pool = in->threads > 1 ? p->jit->ctx->pool : NULL;
+    size_t want = 0;
+    tj_status s = instance_sizes(p, in, args);
+    if (!s) s = instance_pack(p, in, args);
+    if (!s) s = instance_place(p, in, &want);
+    o->need = want;
+    if (!s && want && o->memory && o->bytes < want)
+        s = tj_fail(TRACE_ERR_ARGUMENT, "the workspace given has %zu bytes and the plan needs %zu", o->bytes, want);
+    if (!s && want) {
+        in->ws = o->memory;
+        if (!in->ws) {
+            in->ws = tj_buffer_alloc(p->jit->ctx, want);
+            in->ws_bytes = want;
+            b->own_memory = in->ws != NULL;
+        }
+        if (!in->ws) s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+    }
+    if (s) {
+        tj_bound_plan_free(b);
+        return s;
+    }
+    if (want) memset(in->ws, 0, want); // its pages are there when the first run comes
+    instance_fill(p, in, args);
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        const struct tj_step *st = &g->steps[i];
+        b->steps[i].contract = p->steps[i].contract;
+        if (st->kind != TJ_STEP_LOOP) {
+            contract_setup(p, i, in, args, &b->steps[i].loop, &b->steps[i].args);
+            b->steps[i].args.pool = b->pool;
+            if (in->packed[i]) o->packed[p->steps[i].weight_leaf] = true;
+        } else {
+            bound_loop(b, i, args);
+        }
+    }
+    *out = b;
+    return TRACE_OK;
+}
+
+void tj_bound_plan_run(struct tj_bound_plan *b) {
+    for (uint32_t i = 0; i < b->nsteps; i++) {
+        struct bound_step *s = &b->steps[i];
+        if (s->contract) {
+            tj_contract_run(s->contract, &s->args);
+            continue;
+        }
+        if (s->loop.cut.tasks == 1)
+            s->loop.fn(&s->loop.args, 0, s->loop.cut.rows, 0, s->loop.cut.cols);
+        else
+            tj_pool_run(b->pool, (size_t)s->loop.cut.tasks, loop_task, &s->loop);
+        if (s->fn2) s->fn2(&s->loop.args, 0, s->cut2.rows, 0, 1);
+    }
 }

@@ -33,6 +33,14 @@ struct tj_run_args {
     uint64_t *launches, *bytes_moved, *interpreted; // run statistics, added to
     const atomic_bool *cancel; // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
 };
+struct tj_bound_plan; // a plan, a workspace and the addresses of certain tensors
+struct tj_bind {
+    void *memory;  // workspace, TJ_ALIGN-aligned; NULL: the context's memory
+    size_t bytes;  // of it
+    bool use_pool; // runs may use the context's threads
+    size_t need;   // out: bytes of workspace, set also when `bytes` is too small
+    bool *packed;  // out, one a leaf: runs read a packed copy of it
+};
 struct tj_plan; // compiled segment: immutable, counted, runs on any number of threads at once
 struct tj_plan_info {
     uint32_t ops, kernels, new_kernels, fused_away;
@@ -50,6 +58,11 @@ struct tj_backend {
     // symbolic plans: whether the plan serves these extents (guards hold)
     bool (*serves)(const struct tj_plan *plan, const struct tj_trace *trace);
     void (*release)(struct tj_plan *plan);
+    // Resolves a run over these arguments (no outs; args->err has to stay) for good. run: nothing but kernels; reads
+    // none of the tensors' handles. bind NULL: the backend has none.
+    tj_status (*bind)(struct tj_plan *plan, const struct tj_run_args *args, struct tj_bind *o, struct tj_bound_plan **b);
+    void (*bound_run)(struct tj_bound_plan *b);
+    void (*bound_release)(struct tj_bound_plan *b);
     void (*packed_free)(struct tj_storage *st);
     void (*describe)(const struct tj_plan *plan, struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
     void (*compiler_name)(void *state, char *buf, size_t cap);          // "LLVM 22.1.8, avx2", or why there is none

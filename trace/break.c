@@ -338,14 +338,12 @@ static bool placeholder_outs(struct tj_box *b, const struct tj_trace *t, const t
 
 // ---- the last segment -----------------------------------------------------------------------------------------------
 
-tj_status tj_break_finish(struct tj_box *b, uint32_t nouts, uint32_t nwrites, const struct tj_site *site, bool run_it,
-                          struct trace_tensor **outt) {
+tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, const struct tj_site *site,
+                        struct tj_segment *seg, struct tj_entry **e) {
     struct tj_run *run = &b->run;
-    struct tj_segment seg;
-    struct tj_entry *e = NULL;
-    tj_status st;
+    *e = NULL;
     if (TJ_LIKELY(!run->broke && !b->rolled)) {
-        fill_segment(b, &seg, &run->trace, b->outs, nouts, b->writes, nwrites);
+        fill_segment(b, seg, &run->trace, b->outs, nouts, b->writes, nwrites);
     } else {
         tj_ref low = TJ_NIL, top = TJ_NIL;
         if (!tj_break_grow(b))
@@ -358,13 +356,34 @@ tj_status tj_break_finish(struct tj_box *b, uint32_t nouts, uint32_t nwrites, co
         unmark(b, low, top);
         if (!ok)
             return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for the last segment");
-        fill_segment(b, &seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
+        fill_segment(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
     }
-    if (!seg.symbolic || tj_context_backend(run->ctx, run->region)) {
-        st = tj_segment_plan(b, &seg, site, false, &e);
-        if (st)
-            return st;
+    return !seg->symbolic || tj_context_backend(run->ctx, run->region) ? tj_segment_plan(b, seg, site, false, e)
+                                                                      : TRACE_OK;
+}
+
+// Whether the writes may happen: a live bound plan may read a packed copy of the memory.
+static tj_status check_writes(struct tj_box *b, const tj_ref *writes, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        const struct trace_tensor *t = tj_root_tensor(&b->run, writes[i]);
+        char node[300];
+        if (t && TJ_UNLIKELY(atomic_load_explicit(&t->st->pins_packed, memory_order_acquire)))
+            return tj_fail(TRACE_ERR_BUSY, "%s writes a tensor of which a live bound plan has a packed copy",
+                           tj_op_text(&b->run.trace, writes[i], node, sizeof node));
     }
+    return TRACE_OK;
+}
+
+tj_status tj_break_finish(struct tj_box *b, uint32_t nouts, uint32_t nwrites, const struct tj_site *site, bool run_it,
+                          struct trace_tensor **outt) {
+    struct tj_segment seg;
+    struct tj_entry *e;
+    tj_status st = tj_break_plan(b, nouts, nwrites, site, &seg, &e);
+    if (st)
+        return st;
+    st = check_writes(b, b->writes, nwrites);
+    if (TJ_UNLIKELY(st))
+        return st;
     if (!run_it)
         return placeholder_outs(b, seg.trace, seg.outs, nouts, outt) ? TRACE_OK : tj_last_status();
     if (!new_outs(b, seg.trace, seg.outs, nouts, outt))
@@ -669,6 +688,9 @@ static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tenso
     if (st)
         goto out;
     inst = instance(b, l, e, &f);
+    st = check_writes(b, b->writes, f.nwrites);
+    if (st)
+        goto out;
     st = TRACE_ERR_MEMORY;
     if (!inst)
         goto memory;
@@ -847,6 +869,10 @@ tj_status tj_graph_break(struct tj_box *b, tj_ref n, const struct trace_tensor *
             (void)snprintf(run->error, sizeof run->error, "%s", tj_last_error());
         }
         return st;
+    }
+    if (b->flushes != flushes && !b->broke_call) {
+        b->broke_at = site->loc;
+        b->broke_call = call;
     }
     if (b->flushes != flushes)
         report(b, n, site, call, tj_now_ns() - t0);

@@ -572,6 +572,7 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
         st = ctx->backend->compile(ctx->backend_state, &seg, &plan, &e->info);
         if (!st) {
             e->plan = plan;
+            atomic_store_explicit(&r->plan_bytes, e->info.bytes_workspace, memory_order_relaxed);
             uint32_t ops = t.nnodes - t.nleaves - t.nparams;
             uint64_t now = (tj_now_ns() - t0) / (ops ? ops : 1);
             uint64_t old = atomic_load_explicit(&ctx->compile_op_ns, memory_order_relaxed);
@@ -852,7 +853,7 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
 
 // ---- running --------------------------------------------------------------------------------------------------------
 
-static tj_status data_error(const struct tj_segment *s, const struct tj_data_error *err) {
+tj_status tj_segment_error(const struct tj_segment *s, const struct tj_data_error *err) {
     char node[300];
     (void)tj_op_text(s->trace, err->node, node, sizeof node);
     switch (err->kind) {
@@ -905,7 +906,7 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     if (TJ_UNLIKELY(ctx->opt.parallel_for && tj_pool_fault(fault, sizeof fault)) && !st)
         st = tj_fail(TRACE_ERR_STATE, "%s", fault);
     if (TJ_UNLIKELY(!st && atomic_load_explicit(&err.set, memory_order_acquire)))
-        st = data_error(s, &err);
+        st = tj_segment_error(s, &err);
     return st;
 }
 

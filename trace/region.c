@@ -306,8 +306,10 @@ void trace_region_release(trace_region *r) {
         if (!b)
             continue;
         (void)atomic_fetch_add(&r->refs, 1);
-        if (atomic_exchange(&b->state, TJ_BOX_ORPHAN) == TJ_BOX_IDLE)
+        if (atomic_exchange(&b->state, TJ_BOX_ORPHAN) == TJ_BOX_IDLE) {
+            atomic_store(&b->state, TJ_BOX_IDLE); // a bound plan may keep the region: no run of it is open
             (void)atomic_fetch_sub(&r->refs, 1);
+        }
     }
     tj_region_drop(r);
 }
@@ -443,6 +445,7 @@ static void reset_box(struct tj_box *b) {
     b->segment = b->flushes = b->declared = 0;
     b->ran = 0;
     b->rolled = b->scope_failed = b->missed = false;
+    b->broke_call = NULL;
     b->outer = NULL;
     atomic_store_explicit(&b->cancel, false, memory_order_relaxed);
     tj_run_reset(run);
@@ -754,6 +757,20 @@ void trace_abandon(trace_region *r) {
         fail_scope(b, TRACE_ERR_STATE, "the inner region was abandoned");
 }
 
+// Ends a run that failed with st, or before.
+static tj_status close_failed(struct tj_box *b, tj_status st) {
+    struct tj_run *run = &b->run;
+    struct trace_region *r = run->region;
+    TJ_BUMP(&b->count, errors, 1);
+    // Fails with the run's first error; prefixed so that it says which region.
+    st = run->failed ? report_error(r, run->begin, run->failed, run->error)
+                     : report_error(r, run->begin, st, tj_last_error());
+    char text[TJ_ERROR_MAX];
+    (void)snprintf(text, sizeof text, "%s", tj_last_error());
+    close_run(b);
+    return tj_fail(st, "%s", text);
+}
+
 static void count_run(struct tj_box *b, uint64_t recorded) {
     struct tj_counters *c = &b->count;
     const struct tj_trace *t = &b->run.trace;
@@ -798,16 +815,39 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
         st = run->eager ? tj_finish_eager(b, out, n, loc) : tj_finish(b, out, n, loc);
     if (TJ_UNLIKELY(st)) {
         clear_outs(out, n);
-        TJ_BUMP(&b->count, errors, 1);
-        // Fails with the run's first error; prefixed so that it says which region.
-        st = run->failed ? report_error(r, run->begin, run->failed, run->error)
-                         : report_error(r, run->begin, st, tj_last_error());
-        char text[TJ_ERROR_MAX];
-        (void)snprintf(text, sizeof text, "%s", tj_last_error());
-        close_run(b);
-        return tj_fail(st, "%s", text);
+        return close_failed(b, st);
     }
     count_run(b, now - begin - before);
+    close_run(b);
+    return TRACE_OK;
+}
+
+tj_status trace_end_bind_at(trace_region *r, const trace_bind_options *o, trace_bound **out, const char *file,
+                            int line) {
+    struct tj_loc loc = {file, line};
+    struct tj_run *run = tj_current;
+    if (out)
+        *out = NULL;
+    if (!r || !run || !run->nscopes || run->scopes[run->nscopes - 1].region != r)
+        return trace_end_at(r, NULL, 0, file, line); // which tells what is wrong
+    struct tj_box *b = tj_box_of(run);
+    if (!out)
+        (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end_bind", loc, "no place for the bound plan (NULL)");
+    else if (run->nscopes > 1)
+        (void)tj_op_fail(TRACE_ERR_STATE, "trace_end_bind", loc,
+                         "region '%s' is inlined into an open run of region '%s'; bind it outside of that", r->name,
+                         run->region->name);
+    if (run->nscopes > 1)
+        return end_inner(b, NULL, 0, loc);
+    uint64_t begin = run->begin_ns, now = tj_ticks();
+    tj_status st = run->failed;
+    if (!st)
+        st = tj_bind(b, o, out, loc);
+    if (st)
+        return close_failed(b, st);
+    TJ_BUMP(&b->count, records, 1);
+    TJ_BUMP(&b->count, ops_recorded, run->trace.nnodes - run->trace.nleaves - run->trace.nparams);
+    TJ_BUMP(&b->count, record_ns, now - begin);
     close_run(b);
     return TRACE_OK;
 }

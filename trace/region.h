@@ -142,6 +142,8 @@ struct tj_box {
     uint32_t declared; // declared inputs of the outermost begin
     uint64_t ran;      // ticks plans of this run have run
     bool missed;       // some segment had no plan
+    struct tj_loc broke_at; // the first graph break of the run, or the first other call that a skipped body would miss
+    const char *broke_call; // literal; NULL: none
     bool touched;      // something was learned at a break
     bool rolled;       // some nodes were rolled back: segments have to be extracted
     bool scope_failed; // an inlined scope failed since; its error below
@@ -202,6 +204,8 @@ struct trace_region {
     char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
     _Atomic uint32_t serial;          // of dumped plans
+    _Atomic size_t plan_bytes;        // workspace that the plan compiled last would need when bound
+    _Atomic size_t bound_bytes;       // that of the plan bound last; 0: none
     _Atomic int backend;              // of the hidden region: enum tj_backend_stage of the context's compiler
     uint32_t backend_process;         // process that starts it
     struct trace_region *prev, *next; // list of the context
@@ -255,6 +259,8 @@ void tj_entry_put(struct tj_entry *e);
 // Runs a segment with its plan: outs are tensors made by the caller. Data errors become TRACE_ERR_DEVICE.
 tj_status tj_segment_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
                          struct trace_tensor *const *outs);
+// The text and status of a data error of the segment.
+tj_status tj_segment_error(const struct tj_segment *s, const struct tj_data_error *err);
 struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace *t, tj_ref target, const tj_ref *writes,
                                   uint32_t nwrites); // found or made, with a reference; NULL: out of memory
 void tj_learned_put(struct tj_learned *rec);
@@ -294,6 +300,9 @@ bool tj_break_grow(struct tj_box *box);
 // run has had no break. outt[i] get the results (owned).
 tj_status tj_break_finish(struct tj_box *box, uint32_t nouts, uint32_t nwrites, const struct tj_site *site, bool run_it,
                           struct trace_tensor **outt);
+// The same run's plan, without running it: seg and *e are valid until the run goes on. nouts of box->outs.
+tj_status tj_break_plan(struct tj_box *box, uint32_t nouts, uint32_t nwrites, const struct tj_site *site,
+                        struct tj_segment *seg, struct tj_entry **e);
 // The stored value n is used by what comes after the break that stored it.
 void tj_break_used(struct tj_box *box, tj_ref n);
 // After a run that ended well: makes the plans that later runs will use, so that they compile nothing.
@@ -308,6 +317,12 @@ tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor
 bool tj_written_here(struct tj_box *box, const struct trace_tensor *t);
 // Prints a tensor as trace_print does.
 void tj_print_tensor(const struct trace_tensor *t, const char *name);
+
+// ---- bound plans (bind.c)
+// ---------------------------------------------------------------------------------------------
+
+// Binds what the run has recorded instead of running it.
+tj_status tj_bind(struct tj_box *box, const trace_bind_options *o, trace_bound **out, struct tj_loc loc);
 
 // ---- context, statistics
 // ---------------------------------------------------------------------------------------------

@@ -857,7 +857,8 @@ static tj_status replace(struct trace_tensor *t, struct tj_storage *old, const v
     atomic_store(&st->version, atomic_load(&old->version) + 1);
     int moved = 0;
     tj_lock(&ctx->lock);
-    bool mine = t->st == old; // another writer may have been here
+    // Another writer may have been here, or a bound plan that reads this very memory.
+    bool mine = t->st == old && !atomic_load(&old->pins);
     for (struct trace_tensor *u = mine ? ctx->tensors : NULL; u; u = u->next) {
         guard(u);
         if (u->st == old) {
@@ -911,19 +912,29 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
         bool written = false, owned = st->flags & TJ_ST_OWNED;
+        bool pinned = atomic_load(&st->pins) > 0; // by a live bound plan, which reads this memory and no other
+        if (atomic_load(&st->pins_packed)) {
+            tj_storage_drop(st);
+            return tj_fail(TRACE_ERR_BUSY, "write: a live bound plan has a packed copy of this tensor; release the "
+                                           "bound plan, write, bind again");
+        }
         uint32_t uses = run ? tj_run_uses(run, st, &written) : 0;
-        if (uses && (written || !owned)) { // what is recorded has to run before the memory changes
+        if (uses && (written || !owned || pinned)) { // what is recorded has to run before the memory changes
             s = tj_break_for_write(run, t, TJ_LOC(NULL, 0));
             if (s != TRACE_OK) {
                 tj_storage_drop(st);
                 return s;
             }
         }
-        int seen = owned ? 0 : (int)uses;
+        int seen = owned && !pinned ? 0 : (int)uses;
         if (atomic_compare_exchange_strong(&st->readers, &seen, seen - WRITER)) {
             fill(t, st->data, src);
             atomic_fetch_add(&st->version, 1);
             atomic_fetch_add(&st->readers, WRITER);
+            s = TRACE_OK;
+        } else if (pinned) { // runs that read it meanwhile are the host's race
+            fill(t, st->data, src);
+            atomic_fetch_add(&st->version, 1);
             s = TRACE_OK;
         } else if (owned) {
             s = seen < 0 ? TRACE_ERR_BUSY : replace(t, st, src);
@@ -950,6 +961,10 @@ tj_status trace_modified(trace_tensor *t) {
     }
     if (t->st->flags & TJ_ST_OWNED) {
         return tj_fail(TRACE_ERR_ARGUMENT, "modified: the memory is the library's; change it with trace_write");
+    }
+    if (atomic_load(&t->st->pins_packed)) {
+        return tj_fail(TRACE_ERR_BUSY, "modified: a live bound plan has a packed copy of this tensor; release the "
+                                       "bound plan, then bind again");
     }
     atomic_fetch_add(&t->st->version, 1);
     return TRACE_OK;

@@ -18,6 +18,9 @@ struct tj_storage {
     trace_context *ctx;       // holds a reference
     unsigned char *data;      // NULL for a placeholder and for zero bytes
     size_t bytes;             // allocated (owned) or spanned (borrowed)
+    atomic_int pins;          // live bound plans over it: trace_write writes in place
+    atomic_int pins_written;  // of these, those that write it
+    atomic_int pins_packed;   // of these, those that have a packed copy: writing is TRACE_ERR_BUSY
     _Atomic uint64_t version; // one more with every write; packed weights are keyed on it
     void (*done)(void *user); // borrowed memory: told once when the last user has gone
     void *user;
