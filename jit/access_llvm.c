@@ -14,7 +14,9 @@ enum place tj_l_dim_place(const struct gen *g, unsigned d) {
     return d == g->vdim ? AT_BODY : AT_MID;
 }
 
-static bool indirect_in_base(const struct gen *g, tj_kv v) { return g->place[v] <= AT_ROW && !g->ready[v] && !g->varies[v]; }
+static bool indirect_in_base(const struct gen *g, tj_kv v) {
+    return g->place[v] <= AT_ROW && !g->ready[v] && !g->varies[v];
+}
 
 static tj_lv times(struct gen *g, tj_lv x, unsigned stride) {
     if (value_is(stride, 1)) {
@@ -94,12 +96,15 @@ tj_lv tj_l_coordinate(struct gen *g, unsigned i) {
     unsigned st = s->stride[g->vdim];
     if (!value_is(st, 0)) {
         tj_lv iota = tj_e_iota(e, e->i64, g->lanes);
-        v = LLVMBuildAdd(e->b, v, value_is(st, 1) ? iota : LLVMBuildMul(e->b, iota, tj_e_splat(e->b, tj_l_ival(g, st), g->lanes), ""), "");
+        v = LLVMBuildAdd(
+            e->b, v,
+            value_is(st, 1) ? iota : LLVMBuildMul(e->b, iota, tj_e_splat(e->b, tj_l_ival(g, st), g->lanes), ""), "");
     }
     for (unsigned d = 0; d < s->nindirect; d++) {
         if (g->varies[s->ind_value[d]]) {
             tj_lv x = tj_l_vector(g, s->ind_value[d]);
-            v = LLVMBuildAdd(e->b, v, LLVMBuildMul(e->b, x, tj_e_splat(e->b, tj_l_ival(g, s->ind_stride[d]), g->lanes), ""), "");
+            v = LLVMBuildAdd(e->b, v,
+                             LLVMBuildMul(e->b, x, tj_e_splat(e->b, tj_l_ival(g, s->ind_stride[d]), g->lanes), ""), "");
         }
     }
     return v;
@@ -184,7 +189,8 @@ static tj_lv masked_load(struct gen *g, tj_lv p, uint8_t dtype, tj_lv mask) {
     tj_lv buf = spill(g, LLVMConstNull(t));
     struct lanes n;
     lanes_open(g, &n, mask);
-    tj_e_store(e, tj_e_load(e, m, tj_e_gep(e, m, p, n.l.i), bytes_of(dtype)), tj_e_gep(e, m, buf, n.l.i), bytes_of(dtype));
+    tj_e_store(e, tj_e_load(e, m, tj_e_gep(e, m, p, n.l.i), bytes_of(dtype)), tj_e_gep(e, m, buf, n.l.i),
+               bytes_of(dtype));
     lanes_close(g, &n);
     tj_lv part = tj_e_load(e, t, buf, 64);
     tj_e_end(e, &s);
@@ -205,7 +211,8 @@ static void masked_store(struct gen *g, tj_lv v, tj_lv p, uint8_t dtype, tj_lv m
     tj_lv buf = spill(g, v);
     struct lanes n;
     lanes_open(g, &n, mask);
-    tj_e_store(e, tj_e_load(e, m, tj_e_gep(e, m, buf, n.l.i), bytes_of(dtype)), tj_e_gep(e, m, p, n.l.i), bytes_of(dtype));
+    tj_e_store(e, tj_e_load(e, m, tj_e_gep(e, m, buf, n.l.i), bytes_of(dtype)), tj_e_gep(e, m, p, n.l.i),
+               bytes_of(dtype));
     lanes_close(g, &n);
     tj_e_end(e, &s);
 }
@@ -363,7 +370,10 @@ void tj_l_store(struct gen *g, unsigned i) {
     }
     if (!masked && acc->ptr) {
         tj_lv p = tj_e_gep(e, m, acc->ptr, g->j);
-        if (g->direct && (g->lanes * bytes) % (e->level == TJ_CPU_AVX512 ? 64 : e->level == TJ_CPU_AVX2 ? 32 : 16) == 0) {
+        if (g->direct && (g->lanes * bytes) % (e->level == TJ_CPU_AVX512 ? 64
+                                               : e->level == TJ_CPU_AVX2 ? 32
+                                                                         : 16) ==
+                             0) {
             tj_e_if(e, &c, g->direct, true, true);
             past_caches(g, v, p);
             tj_e_else(e, &c);

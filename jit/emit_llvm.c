@@ -224,7 +224,8 @@ void tj_e_store(struct tj_emit *e, tj_lv v, tj_lv p, unsigned align) {
 }
 
 // The alignment is an argument of the intrinsics in older releases of LLVM, an attribute in newer ones.
-static tj_lv masked(struct tj_emit *e, const char *name, tj_lt t, tj_lv *args, unsigned n, unsigned at, unsigned align) {
+static tj_lv masked(struct tj_emit *e, const char *name, tj_lt t, tj_lv *args, unsigned n, unsigned at,
+                    unsigned align) {
     tj_lt over[] = {t, e->ptr};
     unsigned id = LLVMLookupIntrinsicID(name, strlen(name));
     tj_lv f = LLVMGetIntrinsicDeclaration(e->module, id, over, 2);
@@ -309,15 +310,16 @@ tj_lv tj_e_half_from(struct tj_emit *e, tj_lv x) {
     if (e->f16c) {
         return tj_e_bits(e, LLVMBuildFPTrunc(e->b, x, tj_e_as(e, x, e->half), ""));
     }
-    // Normal results: round to nearest even on the bits. Subnormal ones: an addition that puts the rounding point where it
-    // belongs does the rounding.
+    // Normal results: round to nearest even on the bits. Subnormal ones: an addition that puts the rounding point where
+    // it belongs does the rounding.
     LLVMBuilderRef b = e->b;
     tj_lt ti = tj_e_as(e, x, e->i32), tf = LLVMTypeOf(x);
     tj_lv u = tj_e_bits(e, x);
     tj_lv sign = LLVMBuildAnd(b, u, tj_e_int(ti, 0x80000000), "");
     tj_lv a = LLVMBuildXor(b, u, sign, "");
     tj_lv odd = LLVMBuildAnd(b, LLVMBuildLShr(b, a, tj_e_int(ti, 13), ""), tj_e_int(ti, 1), "");
-    tj_lv norm = LLVMBuildAdd(b, LLVMBuildAdd(b, a, tj_e_int(ti, (int64_t)(((uint32_t)(15 - 127) << 23) + 0xfff)), ""), odd, "");
+    tj_lv norm =
+        LLVMBuildAdd(b, LLVMBuildAdd(b, a, tj_e_int(ti, (int64_t)(((uint32_t)(15 - 127) << 23) + 0xfff)), ""), odd, "");
     norm = LLVMBuildLShr(b, norm, tj_e_int(ti, 13), "");
     tj_lv magic = tj_e_float(tf, 0.5);
     tj_lv sub = tj_e_bits(e, LLVMBuildFAdd(b, tj_e_unbits(e, a), magic, ""));

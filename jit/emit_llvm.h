@@ -1,7 +1,7 @@
 // jit/emit_llvm.h: what the files that emit LLVM IR share: the state of one module being built, and builder wrappers.
 //
-// A value is a scalar or a vector of lanes; wrappers that make constants or types take an example value (`like`) and give
-// what fits it, so that the same code emits both. bool is i1, u8 is i8, f16 and bf16 values are float.
+// A value is a scalar or a vector of lanes; wrappers that make constants or types take an example value (`like`) and
+// give what fits it, so that the same code emits both. bool is i1, u8 is i8, f16 and bf16 values are float.
 #ifndef TJ_JIT_EMIT_LLVM_H
 #define TJ_JIT_EMIT_LLVM_H
 #include <llvm-c/Core.h>
@@ -17,31 +17,31 @@ struct tj_emit {
     const struct tj_module_host *host;
     LLVMContextRef ctx;
     LLVMModuleRef module;
-    LLVMBuilderRef b;     // where code goes
-    LLVMBuilderRef eb;    // entry block of the function being built: allocas and what holds for the whole call
+    LLVMBuilderRef b;  // where code goes
+    LLVMBuilderRef eb; // entry block of the function being built: allocas and what holds for the whole call
     enum tj_cpu_level level;
     bool x86;
-    bool fma;             // the level has fused multiply-add as an instruction
-    bool f16c;            // ... and conversions of f16
-    unsigned width;       // f32 lanes of a register
+    bool fma;                  // the level has fused multiply-add as an instruction
+    bool f16c;                 // ... and conversions of f16
+    unsigned width;            // f32 lanes of a register
     LLVMAttributeRef attrs[8]; // of every function
     unsigned nattrs;
-    const char *tune;     // processor that code is scheduled for
+    const char *tune; // processor that code is scheduled for
     tj_lt i1, i8, i16, i32, i64, f32, f64, half, ptr, none;
-    tj_lv fn;             // function being built
-    tj_lv check_fn;       // the module's function that records a data error, once needed
-    char *err;            // text of a failure
+    tj_lv fn;       // function being built
+    tj_lv check_fn; // the module's function that records a data error, once needed
+    char *err;      // text of a failure
     size_t cap;
 };
 
 // ---- types and constants ------------------------------------------------------------------------------------------
 
-unsigned tj_e_lanes(tj_lv v);                             // 0: scalar
+unsigned tj_e_lanes(tj_lv v); // 0: scalar
 tj_lt tj_e_type(struct tj_emit *e, tj_lt elem, unsigned lanes);
 tj_lt tj_e_as(struct tj_emit *e, tj_lv like, tj_lt elem); // elem with the lanes of `like`
 tj_lt tj_e_value_type(struct tj_emit *e, uint8_t dtype);  // of a value in a register
 tj_lt tj_e_memory_type(struct tj_emit *e, uint8_t dtype);
-tj_lv tj_e_int(tj_lt t, int64_t v);                       // t: integer type or vector of it
+tj_lv tj_e_int(tj_lt t, int64_t v); // t: integer type or vector of it
 tj_lv tj_e_float(tj_lt t, double v);
 tj_lv tj_e_i64(struct tj_emit *e, int64_t v);
 tj_lv tj_e_i32(struct tj_emit *e, int32_t v);
@@ -50,8 +50,9 @@ tj_lv tj_e_splat(LLVMBuilderRef b, tj_lv scalar, unsigned lanes); // lanes 0: th
 
 // ---- functions, blocks, loops -------------------------------------------------------------------------------------
 
-tj_lv tj_e_function(struct tj_emit *e, const char *name, tj_lt type, bool external); // sets e->fn; the entry block is open
-void tj_e_function_end(struct tj_emit *e);                // after the return was built
+tj_lv tj_e_function(struct tj_emit *e, const char *name, tj_lt type,
+                    bool external);        // sets e->fn; the entry block is open
+void tj_e_function_end(struct tj_emit *e); // after the return was built
 // An internal function of the module, shared by its kernels: NULL and state saved when it is to be emitted now, up to
 // tj_e_nested_end, else the function.
 struct tj_nested {
@@ -82,7 +83,8 @@ struct tj_if_state {
 void tj_e_if(struct tj_emit *e, struct tj_if_state *s, tj_lv c, bool likely_set, bool likely);
 void tj_e_else(struct tj_emit *e, struct tj_if_state *s);
 void tj_e_end(struct tj_emit *e, struct tj_if_state *s);
-tj_lv tj_e_phi2(struct tj_emit *e, struct tj_if_state *s, tj_lv a, tj_lv b); // right after tj_e_end: a from then, b from else
+tj_lv tj_e_phi2(struct tj_emit *e, struct tj_if_state *s, tj_lv a,
+                tj_lv b); // right after tj_e_end: a from then, b from else
 
 // ---- memory and lanes ---------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ void tj_e_store(struct tj_emit *e, tj_lv v, tj_lv p, unsigned align);
 tj_lv tj_e_masked_load(struct tj_emit *e, tj_lt t, tj_lv p, unsigned align, tj_lv mask); // other lanes: 0
 void tj_e_masked_store(struct tj_emit *e, tj_lv v, tj_lv p, unsigned align, tj_lv mask);
 tj_lv tj_e_shuffle(struct tj_emit *e, tj_lv a, tj_lv b, const int *index, unsigned n);
-tj_lv tj_e_any(struct tj_emit *e, tj_lv mask);            // some lane set; a scalar is itself
+tj_lv tj_e_any(struct tj_emit *e, tj_lv mask); // some lane set; a scalar is itself
 tj_lv tj_e_all(struct tj_emit *e, tj_lv mask);
 
 // ---- arithmetic ---------------------------------------------------------------------------------------------------
@@ -100,9 +102,9 @@ tj_lv tj_e_all(struct tj_emit *e, tj_lv mask);
 tj_lv tj_e_unary(struct tj_emit *e, const char *intrinsic, tj_lv x);
 tj_lv tj_e_binary(struct tj_emit *e, const char *intrinsic, tj_lv x, tj_lv y);
 tj_lv tj_e_fma(struct tj_emit *e, tj_lv a, tj_lv b, tj_lv c);
-tj_lv tj_e_bits(struct tj_emit *e, tj_lv x);              // float lanes as integers of their size
-tj_lv tj_e_unbits(struct tj_emit *e, tj_lv x);            // and back
-tj_lv tj_e_half_from(struct tj_emit *e, tj_lv x);         // f32 to the bits of f16 (i16), rounded
+tj_lv tj_e_bits(struct tj_emit *e, tj_lv x);      // float lanes as integers of their size
+tj_lv tj_e_unbits(struct tj_emit *e, tj_lv x);    // and back
+tj_lv tj_e_half_from(struct tj_emit *e, tj_lv x); // f32 to the bits of f16 (i16), rounded
 tj_lv tj_e_half_to(struct tj_emit *e, tj_lv bits);
 tj_lv tj_e_bf16_from(struct tj_emit *e, tj_lv x);
 tj_lv tj_e_bf16_to(struct tj_emit *e, tj_lv bits);

@@ -5,203 +5,12 @@
 #include "loop_llvm.h"
 
 enum {
-    // Weight of a body (see weight()) from which one copy serves whole vectors and tail; with masks it runs slower.
-    SHARE_ABOVE = 20, SHARE_MASKED_ABOVE = 40,
-    TILE_ROWS = 16, TILE_COLS = 16,
+    // Weight of a body (see tj_l_weight()) from which one copy serves whole vectors and tail; with masks it runs slower.
+    SHARE_ABOVE = 20,
+    SHARE_MASKED_ABOVE = 40,
+    TILE_ROWS = 16,
+    TILE_COLS = 16,
 };
-
-static tj_status refuse(struct gen *g, const char *what, unsigned i) {
-    (void)snprintf(g->e->err, g->e->cap, "kernel %s: %s (instruction %u)", g->k->name ? g->k->name : "", what, i);
-    return TRACE_ERR_COMPILE;
-}
-
-// ---- analysis -----------------------------------------------------------------------------------------------------
-
-static bool has_access(unsigned op) { return op == TJ_KOP_LOAD || op == TJ_KOP_STORE || op == TJ_KOP_COORD; }
-
-static void deeper(struct gen *g, unsigned i, enum place at, unsigned ready, bool varies) {
-    g->place[i] = (uint8_t)(at > g->place[i] ? at : g->place[i]);
-    g->ready[i] = (uint8_t)(ready > g->ready[i] ? ready : g->ready[i]);
-    g->varies[i] = g->varies[i] || varies;
-}
-
-static void inherit(struct gen *g, unsigned i, tj_kv from) {
-    deeper(g, i, g->place[from], g->ready[from], g->varies[from]);
-}
-
-static void analyse_access(struct gen *g, unsigned i, unsigned a) {
-    const struct tj_kaccess *s = &g->k->access[a];
-    for (unsigned d = 0; d < g->k->ndims; d++) {
-        if (s->stride[d]) {
-            deeper(g, i, tj_l_dim_place(g, d), 0, d == g->vdim);
-        }
-    }
-    bool wild = s->stride[g->vdim] > 1;
-    for (unsigned d = 0; d < s->nindirect; d++) {
-        inherit(g, i, s->ind_value[d]);
-        wild = wild || (g->varies[s->ind_value[d]] && s->ind_stride[d]);
-    }
-    g->acc[a].gather = wild;
-}
-
-static tj_status analyse(struct gen *g) {
-    const struct tj_kernel *k = g->k;
-    for (unsigned i = 0; i < k->nins; i++) {
-        const struct tj_kins *s = &k->ins[i];
-        for (unsigned n = 0; n < 6; n++) {
-            if (s->in[n] != TJ_KNONE && s->in[n] >= i) {
-                return refuse(g, "operand after its user", i);
-            }
-        }
-        if (s->op == TJ_KOP_REDUCE) {
-            deeper(g, i, k->kind == TJ_K_COLS ? AT_MID : AT_ROW, s->pass + 1u, k->kind == TJ_K_COLS);
-            g->varies[i] = k->kind == TJ_K_COLS;
-            continue;
-        }
-        for (unsigned n = 0; n < 6; n++) {
-            if (s->in[n] != TJ_KNONE) {
-                inherit(g, i, s->in[n]);
-            }
-        }
-        if (has_access(s->op)) {
-            if (s->imm < 0 || s->imm >= k->naccess) {
-                return refuse(g, "access number", i);
-            }
-            analyse_access(g, i, (unsigned)s->imm);
-        }
-        if (s->op == TJ_KOP_STORE) {
-            bool row = k->kind != TJ_K_POINTWISE && s->level == TJ_ROWLEVEL;
-            if (row) {
-                deeper(g, i, k->kind == TJ_K_COLS ? AT_MID : AT_ROW, s->pass, false);
-                if (g->place[i] > (k->kind == TJ_K_COLS ? AT_MID : AT_ROW)) {
-                    return refuse(g, "row store of something that isn't a row's", i);
-                }
-            } else {
-                deeper(g, i, AT_BODY, 0, true);
-            }
-        }
-    }
-    return TRACE_OK;
-}
-
-static bool inner(const struct gen *g, unsigned i) { // recomputed or kept a pass
-    return g->place[i] == AT_BODY || (g->k->kind != TJ_K_COLS && g->place[i] == AT_MID);
-}
-
-// What each pass has to compute, from its roots backwards; what it can read from a row buffer of an earlier pass.
-static void find_needs(struct gen *g) {
-    const struct tj_kernel *k = g->k;
-    bool row_buffers = k->kind == TJ_K_ROWS && k->ndims - k->npar == 1;
-    for (unsigned i = k->nins; i-- > 0;) {
-        const struct tj_kins *s = &k->ins[i];
-        g->needed[i] = g->needed[i] || s->op == TJ_KOP_STORE || s->op == TJ_KOP_CHECK;
-        if (!g->needed[i]) {
-            continue;
-        }
-        for (unsigned n = 0; n < 6; n++) {
-            if (s->in[n] != TJ_KNONE) {
-                g->needed[s->in[n]] = true;
-            }
-        }
-        for (unsigned d = 0; has_access(s->op) && d < k->access[s->imm].nindirect; d++) {
-            g->needed[k->access[s->imm].ind_value[d]] = true;
-        }
-    }
-    int caches = 0;
-    for (unsigned i = 0; i < k->nins; i++) {
-        g->cache[i] = k->ins[i].flags & TJ_KF_CACHE ? caches++ : -1;
-    }
-    unsigned npasses = k->npasses ? k->npasses : 1;
-    for (unsigned p = g->phase == FIRST ? 1 : npasses; p-- > 0;) {
-        uint8_t *need = g->need + (size_t)p * k->nins;
-        for (unsigned i = k->nins; i-- > 0;) {
-            const struct tj_kins *s = &k->ins[i];
-            bool root = (s->op == TJ_KOP_STORE || s->op == TJ_KOP_CHECK) && inner(g, i) && s->pass == p;
-            root = root || (s->op == TJ_KOP_REDUCE && g->needed[i] && s->pass == p);
-            if (root || need[i] & 4) { // 4: a later pass wants it in its row buffer
-                need[i] |= 1;
-            }
-            if (!(need[i] & 1)) {
-                continue;
-            }
-            tj_kv from[8];
-            unsigned nfrom = 0;
-            for (unsigned n = 0; n < 6; n++) {
-                if (s->in[n] != TJ_KNONE) {
-                    from[nfrom++] = s->in[n];
-                }
-            }
-            for (unsigned d = 0; has_access(s->op) && d < k->access[s->imm].nindirect; d++) {
-                from[nfrom++] = k->access[s->imm].ind_value[d];
-            }
-            for (unsigned n = 0; n < nfrom; n++) {
-                tj_kv o = from[n];
-                if (!inner(g, o) || need[o] & 3) {
-                    continue;
-                }
-                bool kept = row_buffers && g->cache[o] >= 0 && k->ins[o].pass < p && g->varies[o];
-                kept = kept && !(g->phase == SECOND && k->ins[o].pass == 0);
-                need[o] |= kept ? 2 : 1;
-                if (kept) {
-                    g->need[(size_t)k->ins[o].pass * k->nins + o] |= 4;
-                }
-            }
-        }
-    }
-}
-
-static void find_splats(struct gen *g) {
-    const struct tj_kernel *k = g->k;
-    for (unsigned i = 0; i < k->nins; i++) {
-        const struct tj_kins *s = &k->ins[i];
-        bool vector = g->varies[i] || (s->op == TJ_KOP_REDUCE);
-        for (unsigned n = 0; n < 6 && vector && g->needed[i]; n++) {
-            bool mask = (s->op == TJ_KOP_LOAD && n == 0) || (s->op == TJ_KOP_STORE && n == 1);
-            if (s->in[n] != TJ_KNONE && (!mask || g->acc[s->imm].gather)) {
-                g->splat[s->in[n]] = true;
-            }
-        }
-        if (s->op == TJ_KOP_LOAD || s->op == TJ_KOP_STORE) {
-            g->acc[s->imm].used |= g->place[i] >= AT_MID && g->needed[i];
-        }
-    }
-}
-
-// Rough number of machine instructions of a pass's body.
-static unsigned weight(const struct gen *g, unsigned p) {
-    unsigned sum = 0;
-    for (unsigned i = 0; i < g->k->nins; i++) {
-        if (!inner(g, i) || !(g->need[(size_t)p * g->k->nins + i] & 1)) {
-            continue;
-        }
-        switch (g->k->ins[i].op) {
-        case TJ_OP_LOG:
-        case TJ_OP_SIN:
-        case TJ_OP_COS:
-        case TJ_OP_ERF:
-        case TJ_OP_GELU:
-        case TJ_OP_GELU_TANH:
-        case TJ_OP_SOFTPLUS: sum += 40; break;
-        case TJ_OP_POW: sum += 80; break;
-        case TJ_OP_EXP:
-        case TJ_OP_TANH:
-        case TJ_OP_SIGMOID:
-        case TJ_OP_SILU: sum += 24; break;
-        case TJ_OP_FLOOR_DIVIDE:
-        case TJ_OP_REMAINDER:
-        case TJ_OP_FMOD: sum += 30; break;
-        case TJ_OP_CLAMP: sum += 12; break;
-        case TJ_OP_MAXIMUM:
-        case TJ_OP_MINIMUM:
-        case TJ_OP_CAST: sum += 6; break;
-        case TJ_KOP_CHECK: sum += 12; break;
-        case TJ_KOP_LOAD:
-        case TJ_KOP_STORE: sum += g->acc[g->k->ins[i].imm].gather ? 30 : g->k->ins[i].in[1] != TJ_KNONE ? 10 : 2; break;
-        default: sum += 2; break;
-        }
-    }
-    return sum;
-}
 
 // ---- values -------------------------------------------------------------------------------------------------------
 
@@ -330,7 +139,8 @@ static tj_lv cache_at(struct gen *g, unsigned i) {
     tj_lv row = tj_l_ival(g, g->k->extent[g->vdim]);
     row = LLVMBuildAnd(e->b, LLVMBuildAdd(e->b, row, tj_e_i64(e, TJ_ROW_PAD - 1), ""), tj_e_i64(e, -TJ_ROW_PAD), "");
     tj_lv off = LLVMBuildMul(e->b, row, tj_e_i64(e, n * TJ_ROW_ELEM), "");
-    tj_lt m = tj_e_memory_type(e, g->k->ins[i].dtype == TRACE_F16 || g->k->ins[i].dtype == TRACE_BF16 ? TRACE_F32 : g->k->ins[i].dtype);
+    tj_lt m = tj_e_memory_type(
+        e, g->k->ins[i].dtype == TRACE_F16 || g->k->ins[i].dtype == TRACE_BF16 ? TRACE_F32 : g->k->ins[i].dtype);
     return tj_e_gep(e, m, tj_e_gep(e, e->i8, g->scratch, off), g->j);
 }
 
@@ -410,7 +220,7 @@ static void make_bounds(struct gen *g, unsigned i, enum place at, unsigned ready
     for (int n = 0; n < 2; n++) {
         tj_kv v = n ? hi : lo;
         if (v != TJ_KNONE) {
-            if (g->varies[v] || inner(g, v)) {
+            if (g->varies[v] || tj_l_inner(g, v)) {
                 return;
             }
             last = g->place[v] > last ? g->place[v] : last;
@@ -520,10 +330,10 @@ static void find_staged(struct gen *g) {
     }
     for (unsigned i = 0; i < g->k->nins; i++) {
         const struct tj_kins *s = &g->k->ins[i];
-        if (!(need(g, i) & 1) || g->place[i] != AT_BODY || g->acc[has_access(s->op) ? s->imm : 0].gather) {
+        if (!(need(g, i) & 1) || g->place[i] != AT_BODY || g->acc[tj_l_has_access(s->op) ? s->imm : 0].gather) {
             continue;
         }
-        bool unit = has_access(s->op) && g->k->access[s->imm].stride[g->vdim] == 1;
+        bool unit = tj_l_has_access(s->op) && g->k->access[s->imm].stride[g->vdim] == 1;
         if (s->op == TJ_KOP_LOAD && unit && s->in[0] == TJ_KNONE) {
             g->acc[s->imm].in = true;
         } else if (s->op == TJ_KOP_STORE && unit && s->in[1] == TJ_KNONE) {
@@ -538,8 +348,8 @@ static bool wants_mask(const struct gen *g) {
         if (!(need(g, i) & 1) || (g->place[i] != AT_BODY && s->op != TJ_KOP_REDUCE)) {
             continue;
         }
-        if (s->op == TJ_KOP_REDUCE || s->op == TJ_KOP_CHECK || ((s->op == TJ_KOP_LOAD || s->op == TJ_KOP_STORE) &&
-            !(g->acc[s->imm].in || g->acc[s->imm].out))) {
+        if (s->op == TJ_KOP_REDUCE || s->op == TJ_KOP_CHECK ||
+            ((s->op == TJ_KOP_LOAD || s->op == TJ_KOP_STORE) && !(g->acc[s->imm].in || g->acc[s->imm].out))) {
             return true;
         }
         if ((s->op == TJ_KOP_LOAD && s->in[0] != TJ_KNONE) || (s->op == TJ_KOP_STORE && s->in[1] != TJ_KNONE)) {
@@ -564,7 +374,8 @@ static void stage_all(struct gen *g, tj_lv at, bool out, bool masks) {
 }
 
 static tj_lv staged_pointer(struct gen *g, unsigned a, tj_lv at) {
-    return tj_e_gep(g->e, tj_e_memory_type(g->e, g->k->access[a].dtype), g->acc[a].stage, LLVMBuildNeg(g->e->b, at, ""));
+    return tj_e_gep(g->e, tj_e_memory_type(g->e, g->k->access[a].dtype), g->acc[a].stage,
+                    LLVMBuildNeg(g->e->b, at, ""));
 }
 
 static tj_lv base_number(struct gen *g, tj_lv line) { return line ? LLVMBuildAdd(g->e->b, line, g->j, "") : g->j; }
@@ -693,14 +504,15 @@ static void vectors(struct gen *g, tj_lv lo, tj_lv hi, tj_lv line) {
         if (acc->in || acc->out) {
             acc->real = acc->ptr = tj_l_address(g, a, false);
             if (!acc->stage) {
-                acc->stage = tj_e_alloca(e, tj_e_type(e, tj_e_memory_type(e, g->k->access[a].dtype), g->lanes), 64, "stage");
+                acc->stage =
+                    tj_e_alloca(e, tj_e_type(e, tj_e_memory_type(e, g->k->access[a].dtype), g->lanes), 64, "stage");
             }
         }
     }
     g->direct = g->k->stream && g->k->kind == TJ_K_POINTWISE && e->x86 ? aligned(g, lo) : NULL;
     tj_lv n = LLVMBuildAnd(e->b, LLVMBuildSub(e->b, hi, lo, ""), tj_e_i64(e, -(int64_t)g->lanes), "");
     tj_lv main_end = LLVMBuildAdd(e->b, lo, n, "");
-    if (weight(g, g->pass) > (wants_mask(g) ? SHARE_MASKED_ABOVE : SHARE_ABOVE)) {
+    if (tj_l_weight(g, g->pass) > (wants_mask(g) ? SHARE_MASKED_ABOVE : SHARE_ABOVE)) {
         vectors_shared(g, lo, main_end, hi, line);
     } else {
         vectors_split(g, lo, main_end, hi, line);
@@ -1005,7 +817,7 @@ static void flatten(struct gen *g) {
     }
     for (unsigned i = 0; i < k->nins; i++) {
         const struct tj_kins *s = &k->ins[i];
-        if (!g->needed[i] || !has_access(s->op)) {
+        if (!g->needed[i] || !tj_l_has_access(s->op)) {
             continue;
         }
         const struct tj_kaccess *a = &k->access[s->imm];
@@ -1114,8 +926,9 @@ static unsigned choose_lanes(const struct gen *g) {
     }
     bool wide = true;
     for (unsigned i = 0; i < k->nins; i++) {
-        wide = wide && !(inner(g, i) && g->needed[i] && (k->ins[i].dtype == TRACE_I64 || k->ins[i].dtype == TRACE_F64));
-        wide = wide && !(has_access(k->ins[i].op) && g->acc[k->ins[i].imm].gather);
+        wide = wide &&
+               !(tj_l_inner(g, i) && g->needed[i] && (k->ins[i].dtype == TRACE_I64 || k->ins[i].dtype == TRACE_F64));
+        wide = wide && !(tj_l_has_access(k->ins[i].op) && g->acc[k->ins[i].imm].gather);
     }
     return wide && g->e->width < 32 ? 2 * g->e->width : g->e->width;
 }
@@ -1123,8 +936,9 @@ static unsigned choose_lanes(const struct gen *g) {
 static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum phase phase, const char *symbol) {
     unsigned npasses = k->npasses ? k->npasses : 1;
     size_t n = k->nins + 1u;
-    size_t bytes = n * (sizeof(struct value) + sizeof(struct bounds) + sizeof(int) + sizeof(struct reduction) + 5 + npasses) +
-                   (k->naccess + 1u) * sizeof(struct access) + (k->nivals + k->nbufs + 4u) * sizeof(tj_lv) + 256;
+    size_t bytes =
+        n * (sizeof(struct value) + sizeof(struct bounds) + sizeof(int) + sizeof(struct reduction) + 5 + npasses) +
+        (k->naccess + 1u) * sizeof(struct access) + (k->nivals + k->nbufs + 4u) * sizeof(tj_lv) + 256;
     char *p = e->host->alloc(bytes);
     if (!p) {
         return TRACE_ERR_MEMORY;
@@ -1148,10 +962,8 @@ static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum p
     PART(splat, n);
     PART(need, n * npasses);
 #undef PART
-    tj_status st = analyse(&g);
+    tj_status st = tj_l_analyse(&g);
     if (!st) {
-        find_needs(&g);
-        find_splats(&g);
         g.lanes = choose_lanes(&g);
         if (phase != WHOLE) {
             const struct tj_kins *r = NULL;
@@ -1160,7 +972,7 @@ static tj_status emit_phase(struct tj_emit *e, const struct tj_kernel *k, enum p
             }
             if (!r || r->op != TJ_KOP_REDUCE || r->pass || r->imm == TJ_RED_ARGMAX || r->imm == TJ_RED_ARGMIN ||
                 k->ndims - k->npar != 1) {
-                st = refuse(&g, "split kernels have one reduction, of one dim", 0);
+                st = tj_l_refuse(&g, "split kernels have one reduction, of one dim", 0);
             }
         }
     }

@@ -1,8 +1,9 @@
 // jit/loop_llvm.h: what the files that emit loop kernels share: the state of one kernel's function being built.
 //
-// Places, outermost first: ENTRY once a call, ROW once a row, MID, BODY. MID is a line of the innermost dim in ROWS kernels
-// with several reduced dims, and a vector of columns in COLS kernels. An instruction is emitted at the outermost place
-// where its operands and coordinates are known; it is a scalar there unless it varies along the vector dim.
+// Places, outermost first: ENTRY once a call, ROW once a row, MID, BODY. MID is a line of the innermost dim in ROWS
+// kernels with several reduced dims, and a vector of columns in COLS kernels. An instruction is emitted at the
+// outermost place where its operands and coordinates are known; it is a scalar there unless it varies along the vector
+// dim.
 #ifndef TJ_JIT_LOOP_LLVM_H
 #define TJ_JIT_LOOP_LLVM_H
 #include "emit_llvm.h"
@@ -16,7 +17,7 @@ struct value {
 // Bounds of a clamp (or of a maximum or minimum) that don't vary along the vector dim, as vectors made once: with their
 // rare cases (NaN, zeros) in two masks, a machine's max and min do.
 struct bounds {
-    tj_lv lo, hi;           // NULL: none
+    tj_lv lo, hi; // NULL: none
     tj_lv and_mask, or_mask;
 };
 struct access {
@@ -46,12 +47,12 @@ struct gen {
     unsigned lanes, vdim, nrow; // lanes of a vector; the vector dim; dims a row index stands for
     bool shared;                // one body serves whole vectors and the tail
     // analysis
-    uint8_t *place, *ready;     // ready: passes that must be over
+    uint8_t *place, *ready;        // ready: passes that must be over
     bool *varies, *needed, *splat; // along the vector dim; by a store or check; used as a vector
-    uint8_t *need;              // [npasses][nins]: 1 computed in the pass, 2 read from its row buffer
-    int *cache;                 // number of the row buffer, -1: none
+    uint8_t *need;                 // [npasses][nins]: 1 computed in the pass, 2 read from its row buffer
+    int *cache;                    // number of the row buffer, -1: none
     struct value *vals;
-    struct bounds *bounds;      // of CLAMP, MAXIMUM, MINIMUM; lo and hi NULL: not made
+    struct bounds *bounds; // of CLAMP, MAXIMUM, MINIMUM; lo and hi NULL: not made
     struct access *acc;
     struct reduction *red;
     unsigned nred;
@@ -60,15 +61,22 @@ struct gen {
     tj_lv *ival, *buf;
     tj_lv svals, scratch, zero; // zero: memory that holds zeros, read by lanes that must not read
     tj_lv coord[TJ_KDIMS], var[TJ_KDIMS];
-    tj_lv row;                  // index of the row
-    tj_lv j;                    // coordinate of lane 0 along the vector dim
-    tj_lv number;               // number of the element of lane 0 in its row (ROWS), of the element (COLS)
-    tj_lv tail;                 // lanes that exist; NULL: all
-    tj_lv left;                 // how many, when tail is set
-    tj_lv direct;               // i1: stores go past the caches; NULL: none
-    tj_lv counter;              // variable: elements seen (ROWS with several reduced dims)
+    tj_lv row;     // index of the row
+    tj_lv j;       // coordinate of lane 0 along the vector dim
+    tj_lv number;  // number of the element of lane 0 in its row (ROWS), of the element (COLS)
+    tj_lv tail;    // lanes that exist; NULL: all
+    tj_lv left;    // how many, when tail is set
+    tj_lv direct;  // i1: stores go past the caches; NULL: none
+    tj_lv counter; // variable: elements seen (ROWS with several reduced dims)
     unsigned pass;
 };
+
+// analyse_llvm.c
+tj_status tj_l_refuse(struct gen *g, const char *what, unsigned i); // TRACE_ERR_COMPILE with a text
+bool tj_l_has_access(unsigned op);
+bool tj_l_inner(const struct gen *g, unsigned i);      // computed, or read again, in each pass that needs it
+unsigned tj_l_weight(const struct gen *g, unsigned p); // rough number of machine instructions of a pass's body
+tj_status tj_l_analyse(struct gen *g);                 // places, needs, splats
 
 // loop_llvm.c
 tj_lv tj_l_ival(struct gen *g, unsigned i);
@@ -84,7 +92,7 @@ void tj_l_vectors(struct gen *g, tj_lv lo, tj_lv hi);
 // access_llvm.c
 enum place tj_l_dim_place(const struct gen *g, unsigned d);
 tj_lv tj_l_address(struct gen *g, unsigned a, bool lane0); // lane0: with the term of the vector dim
-tj_lv tj_l_base(struct gen *g, unsigned a, enum place at);   // its part that is known at a place
+tj_lv tj_l_base(struct gen *g, unsigned a, enum place at); // its part that is known at a place
 tj_lv tj_l_load(struct gen *g, unsigned i);
 void tj_l_store(struct gen *g, unsigned i);
 tj_lv tj_l_coordinate(struct gen *g, unsigned i);
@@ -99,8 +107,9 @@ void tj_l_red_prepare(struct gen *g);                       // finds the reducti
 void tj_l_red_reset(struct gen *g);                         // no blocks yet
 void tj_l_red_start(struct gen *g, bool tree, tj_lv count); // partials to the identity (count: elements to come, COLS)
 void tj_l_red_add(struct gen *g, unsigned i);               // the body's values of REDUCE i
-void tj_l_red_block(struct gen *g, tj_lv block, tj_lv more, tj_lv count); // a block is over; more: i1, the row has several
+void tj_l_red_block(struct gen *g, tj_lv block, tj_lv more,
+                    tj_lv count);                             // a block is over; more: i1, the row has several
 void tj_l_red_finish(struct gen *g, tj_lv more, tj_lv count); // results into vals
-void tj_l_red_partial(struct gen *g);                       // split kernels, first phase: stores the block's partial
-void tj_l_red_gather(struct gen *g, tj_lv blocks);          // second phase: joins them
+void tj_l_red_partial(struct gen *g);                         // split kernels, first phase: stores the block's partial
+void tj_l_red_gather(struct gen *g, tj_lv blocks);            // second phase: joins them
 #endif

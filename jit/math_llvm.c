@@ -1,4 +1,5 @@
-// jit/math_llvm.c: the f32 functions of trace/math.h as IR, operation by operation: same order, same operands, same bits.
+// jit/math_llvm.c: the f32 functions of trace/math.h as IR, operation by operation: same order, same operands, same
+// bits.
 #include <math.h>
 
 #include "../lib/coefs.h"
@@ -26,9 +27,13 @@ static tj_lv unbits(struct fn *m, tj_lv x) { return tj_e_unbits(m->e, x); }
 static tj_lv shl(struct fn *m, tj_lv x, unsigned n) { return LLVMBuildShl(m->b, x, word(m, n), ""); }
 static tj_lv shr(struct fn *m, tj_lv x, unsigned n) { return LLVMBuildLShr(m->b, x, word(m, n), ""); }
 // x > top ? top : x
-static tj_lv cap(struct fn *m, tj_lv x, double top) { return sel(m, cmp(m, LLVMRealOGT, x, num(m, top)), num(m, top), x); }
+static tj_lv cap(struct fn *m, tj_lv x, double top) {
+    return sel(m, cmp(m, LLVMRealOGT, x, num(m, top)), num(m, top), x);
+}
 // x < 0 ? a : b
-static tj_lv if_negative(struct fn *m, tj_lv x, tj_lv a, tj_lv b) { return sel(m, cmp(m, LLVMRealOLT, x, num(m, 0)), a, b); }
+static tj_lv if_negative(struct fn *m, tj_lv x, tj_lv a, tj_lv b) {
+    return sel(m, cmp(m, LLVMRealOLT, x, num(m, 0)), a, b);
+}
 static tj_lv with_sign(struct fn *m, tj_lv y, tj_lv x) {
     return unbits(m, LLVMBuildOr(m->b, bits(m, y), LLVMBuildAnd(m->b, bits(m, x), word(m, 0x80000000u), ""), ""));
 }
@@ -190,8 +195,8 @@ static tj_lv softplus_f32(struct fn *m, tj_lv x, tj_lv beta, tj_lv threshold) {
 
 // ---- sin, cos -----------------------------------------------------------------------------------------------------
 
-// The reduction of huge arguments, a function of the module: void(ptr z, ptr r, ptr q, i64 lanes), rewrites r and q of the
-// lanes that aren't below TJ_TRIG_MAX. It runs for such arguments only, a lane at a time.
+// The reduction of huge arguments, a function of the module: void(ptr z, ptr r, ptr q, i64 lanes), rewrites r and q of
+// the lanes that aren't below TJ_TRIG_MAX. It runs for such arguments only, a lane at a time.
 static tj_lv slow_function(struct tj_emit *e) {
     static const char name[] = "tj_trig_slow";
     static const uint32_t words[8] = TJ_2_PI_WORDS;
@@ -296,7 +301,8 @@ static tj_lv pow_f32(struct fn *m, tj_lv x, tj_lv y) {
     tj_lv xd = LLVMBuildFPExt(b, z, d.tf, "");
     tj_lv bx = LLVMBuildSub(b, bits(&d, xd), tj_e_int(d.ti, (int64_t)TJ_SQRTHALF_BITS64), "");
     tj_lv eb = LLVMBuildLShr(b, LLVMBuildAdd(b, bx, tj_e_int(d.ti, INT64_MIN), ""), tj_e_int(d.ti, 52), "");
-    tj_lv ex = sub(&d, unbits(&d, LLVMBuildOr(b, eb, tj_e_int(d.ti, 0x4330000000000000), "")), num(&d, 0x1p52 + 2048.0));
+    tj_lv ex =
+        sub(&d, unbits(&d, LLVMBuildOr(b, eb, tj_e_int(d.ti, 0x4330000000000000), "")), num(&d, 0x1p52 + 2048.0));
     tj_lv mant = LLVMBuildAnd(b, bx, tj_e_int(d.ti, 0xfffffffffffff), "");
     mant = unbits(&d, LLVMBuildAdd(b, mant, tj_e_int(d.ti, (int64_t)TJ_SQRTHALF_BITS64), ""));
     tj_lv s = quo(&d, sub(&d, mant, num(&d, 1)), add(&d, mant, num(&d, 1)));
@@ -322,7 +328,8 @@ static tj_lv pow_f32(struct fn *m, tj_lv x, tj_lv y) {
     undefined = LLVMBuildAnd(b, undefined, LLVMBuildNot(b, whole, ""), "");
     undefined = LLVMBuildAnd(b, undefined, cmp(m, LLVMRealOEQ, y, y), "");
     r = sel(m, undefined, num(m, NAN), r);
-    tj_lv one = LLVMBuildAnd(b, cmp(m, LLVMRealOEQ, x, num(m, -1)), cmp(m, LLVMRealOEQ, fabs_(m, y), num(m, INFINITY)), "");
+    tj_lv one =
+        LLVMBuildAnd(b, cmp(m, LLVMRealOEQ, x, num(m, -1)), cmp(m, LLVMRealOEQ, fabs_(m, y), num(m, INFINITY)), "");
     one = LLVMBuildOr(b, one, cmp(m, LLVMRealOEQ, y, num(m, 0)), "");
     one = LLVMBuildOr(b, one, cmp(m, LLVMRealOEQ, x, num(m, 1)), "");
     return sel(m, one, num(m, 1), r);

@@ -28,8 +28,8 @@ struct compiler {
 
 // One compile at a time in the process: LLVM's fatal error handler is the module's.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-// Fork while a thread compiles leaves the child with the lock held, and with machines that nobody finishes changing: there
-// the lock is made anew, and so is each machine before its next use. What they held is lost.
+// Fork while a thread compiles leaves the child with the lock held, and with machines that nobody finishes changing:
+// there the lock is made anew, and so is each machine before its next use. What they held is lost.
 static atomic_int process;    // that used the lock last; 0: none yet, -1: a child is taking over
 static atomic_bool compiling; // a thread holds the lock
 static unsigned lives;        // one more in a child that was left so; under the lock
@@ -222,7 +222,8 @@ struct compile {
 };
 
 static void string_attr(struct tj_emit *e, const char *key, const char *value) {
-    e->attrs[e->nattrs++] = LLVMCreateStringAttribute(e->ctx, key, (unsigned)strlen(key), value, (unsigned)strlen(value));
+    e->attrs[e->nattrs++] =
+        LLVMCreateStringAttribute(e->ctx, key, (unsigned)strlen(key), value, (unsigned)strlen(value));
 }
 
 static void open_emit(struct compile *j, char *diagnostic) {
@@ -394,8 +395,19 @@ static void *external(const char *name) {
         void *f;
     } table[] = {
 #define F(x) {#x, (void *)(intptr_t)(x)}
-        F(fma),    F(fmaf),    F(floor), F(floorf), F(ceil),   F(ceilf),   F(trunc),
-        F(truncf), F(rint),    F(rintf), F(memcpy), F(memset), F(memmove),
+        F(fma),
+        F(fmaf),
+        F(floor),
+        F(floorf),
+        F(ceil),
+        F(ceilf),
+        F(trunc),
+        F(truncf),
+        F(rint),
+        F(rintf),
+        F(memcpy),
+        F(memset),
+        F(memmove),
 #undef F
         {"roundeven", (void *)(intptr_t)(rint)}, // the default rounding direction is in force
         {"roundevenf", (void *)(intptr_t)(rintf)},
@@ -433,7 +445,8 @@ static tj_status load(struct compile *j) {
 static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n, bool want_text,
                                 struct tj_compile_result *out) {
     struct compiler *c = compiler;
-    struct compile j = {.c = c, .units = units, .n = n, .want_text = want_text, .out = out, .status = TRACE_ERR_COMPILE};
+    struct compile j = {
+        .c = c, .units = units, .n = n, .want_text = want_text, .out = out, .status = TRACE_ERR_COMPILE};
     *out = (struct tj_compile_result){0};
     enter();
     if (c->broken[0]) {

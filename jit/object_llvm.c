@@ -21,12 +21,12 @@ struct load {
     size_t n;
     const Elf64_Ehdr *eh;
     const Elf64_Shdr *sections;
-    uint64_t *place;  // offset of every allocated section in the mapping, UINT64_MAX: not loaded
+    uint64_t *place; // offset of every allocated section in the mapping, UINT64_MAX: not loaded
     const Elf64_Sym *syms;
     size_t nsyms;
     const char *str;
     size_t nstr;
-    uint64_t *stub;   // offset of a symbol's stub, 0: none
+    uint64_t *stub; // offset of a symbol's stub, 0: none
     size_t used, stubs_end;
     unsigned char *base;
     void *(*external)(const char *name);
@@ -111,7 +111,8 @@ static unsigned char *defined(const struct load *l, size_t i) {
 }
 
 static bool wants_table(unsigned machine, unsigned type) {
-    return machine == EM_X86_64 && (type == R_X86_64_GOTPCREL || type == R_X86_64_GOTPCRELX || type == R_X86_64_REX_GOTPCRELX);
+    return machine == EM_X86_64 &&
+           (type == R_X86_64_GOTPCREL || type == R_X86_64_GOTPCRELX || type == R_X86_64_REX_GOTPCRELX);
 }
 
 // Counts the stubs that relocations need, so that one mapping holds everything.
@@ -223,11 +224,15 @@ static bool relocate_arm64(unsigned type, unsigned char *p, int64_t s, int64_t a
     switch (type) {
     case R_AARCH64_ABS64: memcpy(p, &v, 8); return true;
     case R_AARCH64_PREL32: return put32(p, v - at, true);
-    case R_AARCH64_PREL64: v -= at; memcpy(p, &v, 8); return true;
+    case R_AARCH64_PREL64:
+        v -= at;
+        memcpy(p, &v, 8);
+        return true;
     case R_AARCH64_CALL26:
     case R_AARCH64_JUMP26:
         v -= at;
-        return v >= -(INT64_C(1) << 27) && v < (INT64_C(1) << 27) && patch(p, 0xfc000000, (uint32_t)(v >> 2) & 0x3ffffff);
+        return v >= -(INT64_C(1) << 27) && v < (INT64_C(1) << 27) &&
+               patch(p, 0xfc000000, (uint32_t)(v >> 2) & 0x3ffffff);
     case R_AARCH64_ADR_PREL_PG_HI21:
         v = (v >> 12) - (at >> 12);
         return v >= -(1 << 20) && v < (1 << 20) &&
@@ -326,7 +331,8 @@ tj_status tj_object_load(const struct tj_module_host *host, const void *data, si
     host->free(l.stub);
     if (st) {
         if (!err[0]) {
-            (void)snprintf(err, cap, "%s", st == TRACE_ERR_MEMORY ? "out of memory" : "the system forbids executable memory");
+            (void)snprintf(err, cap, "%s",
+                           st == TRACE_ERR_MEMORY ? "out of memory" : "the system forbids executable memory");
         }
         tj_object_free(host, *symbols);
         *symbols = NULL;

@@ -48,8 +48,8 @@ static tj_lv helper(struct tj_emit *e, tj_lv args, enum tj_helper which, tj_lv x
 
 // ---- floats -------------------------------------------------------------------------------------------------------
 
-// The larger (smaller); NaN if either is; of equal ones the bits are and-ed (or-ed). Both orders of the machine's max give
-// the same but where a NaN or two zeros meet, so and-ing them settles the zeros; a comparison settles NaN.
+// The larger (smaller); NaN if either is; of equal ones the bits are and-ed (or-ed). Both orders of the machine's max
+// give the same but where a NaN or two zeros meet, so and-ing them settles the zeros; a comparison settles NaN.
 tj_lv tj_e_extreme(struct tj_emit *e, tj_lv a, tj_lv b, bool max) {
     LLVMBuilderRef w = e->b;
     LLVMRealPredicate p = max ? LLVMRealOGT : LLVMRealOLT;
@@ -63,7 +63,8 @@ tj_lv tj_e_extreme(struct tj_emit *e, tj_lv a, tj_lv b, bool max) {
 static tj_lv remainder_float(struct tj_emit *e, tj_lv args, tj_lv a, tj_lv b, bool f64) {
     LLVMBuilderRef w = e->b;
     tj_lv m = helper(e, args, f64 ? TJ_H_FMOD : TJ_H_FMODF, a, b);
-    tj_lv differ = LLVMBuildXor(w, LLVMBuildFCmp(w, LLVMRealOLT, m, zero(m), ""), LLVMBuildFCmp(w, LLVMRealOLT, b, zero(b), ""), "");
+    tj_lv differ = LLVMBuildXor(w, LLVMBuildFCmp(w, LLVMRealOLT, m, zero(m), ""),
+                                LLVMBuildFCmp(w, LLVMRealOLT, b, zero(b), ""), "");
     tj_lv move = LLVMBuildAnd(w, LLVMBuildFCmp(w, LLVMRealUNE, m, zero(m), ""), differ, "");
     return LLVMBuildSelect(w, move, LLVMBuildFAdd(w, m, b, ""), m, "");
 }
@@ -73,7 +74,8 @@ static tj_lv floor_divide_float(struct tj_emit *e, tj_lv args, tj_lv a, tj_lv b,
     tj_lv q = LLVMBuildFDiv(w, a, b, "");
     tj_lv m = helper(e, args, f64 ? TJ_H_FMOD : TJ_H_FMODF, a, b);
     tj_lv d = LLVMBuildFDiv(w, LLVMBuildFSub(w, a, m, ""), b, "");
-    tj_lv differ = LLVMBuildXor(w, LLVMBuildFCmp(w, LLVMRealOLT, m, zero(m), ""), LLVMBuildFCmp(w, LLVMRealOLT, b, zero(b), ""), "");
+    tj_lv differ = LLVMBuildXor(w, LLVMBuildFCmp(w, LLVMRealOLT, m, zero(m), ""),
+                                LLVMBuildFCmp(w, LLVMRealOLT, b, zero(b), ""), "");
     tj_lv down = LLVMBuildAnd(w, LLVMBuildFCmp(w, LLVMRealUNE, m, zero(m), ""), differ, "");
     d = LLVMBuildSelect(w, down, LLVMBuildFSub(w, d, real(d, 1), ""), d, "");
     tj_lv f = tj_e_unary(e, "llvm.floor", d);
@@ -243,7 +245,8 @@ static tj_lv int_op(struct tj_emit *e, unsigned op, tj_lv const *in, bool is_uns
         return is_unsigned ? a : LLVMBuildSelect(w, neg, LLVMBuildNeg(w, a, ""), a, "");
     }
     case TJ_OP_SIGN: {
-        tj_lv pos = LLVMBuildZExt(w, LLVMBuildICmp(w, is_unsigned ? LLVMIntUGT : LLVMIntSGT, a, zero(a), ""), LLVMTypeOf(a), "");
+        tj_lv pos = LLVMBuildZExt(w, LLVMBuildICmp(w, is_unsigned ? LLVMIntUGT : LLVMIntSGT, a, zero(a), ""),
+                                  LLVMTypeOf(a), "");
         tj_lv neg = LLVMBuildSExt(w, LLVMBuildICmp(w, LLVMIntSLT, a, zero(a), ""), LLVMTypeOf(a), "");
         return is_unsigned ? pos : LLVMBuildOr(w, pos, neg, "");
     }
@@ -312,7 +315,8 @@ static tj_lv truth(struct tj_emit *e, tj_lv x, int cls) {
     if (cls == CLS_BOOL) {
         return x;
     }
-    return cls == CLS_FLOAT ? LLVMBuildFCmp(e->b, LLVMRealUNE, x, zero(x), "") : LLVMBuildICmp(e->b, LLVMIntNE, x, zero(x), "");
+    return cls == CLS_FLOAT ? LLVMBuildFCmp(e->b, LLVMRealUNE, x, zero(x), "")
+                            : LLVMBuildICmp(e->b, LLVMIntNE, x, zero(x), "");
 }
 
 static tj_lv round_to(struct tj_emit *e, tj_lv x, int dtype) {
@@ -343,9 +347,12 @@ static tj_lv cast(struct tj_emit *e, tj_lv x, uint8_t from, uint8_t to) {
 }
 
 static tj_lv compare(struct tj_emit *e, unsigned op, tj_lv a, tj_lv b, int cls) {
-    static const LLVMRealPredicate real_pred[] = {LLVMRealOEQ, LLVMRealUNE, LLVMRealOLT, LLVMRealOLE, LLVMRealOGT, LLVMRealOGE};
-    static const LLVMIntPredicate signed_pred[] = {LLVMIntEQ, LLVMIntNE, LLVMIntSLT, LLVMIntSLE, LLVMIntSGT, LLVMIntSGE};
-    static const LLVMIntPredicate unsigned_pred[] = {LLVMIntEQ, LLVMIntNE, LLVMIntULT, LLVMIntULE, LLVMIntUGT, LLVMIntUGE};
+    static const LLVMRealPredicate real_pred[] = {LLVMRealOEQ, LLVMRealUNE, LLVMRealOLT,
+                                                  LLVMRealOLE, LLVMRealOGT, LLVMRealOGE};
+    static const LLVMIntPredicate signed_pred[] = {LLVMIntEQ,  LLVMIntNE,  LLVMIntSLT,
+                                                   LLVMIntSLE, LLVMIntSGT, LLVMIntSGE};
+    static const LLVMIntPredicate unsigned_pred[] = {LLVMIntEQ,  LLVMIntNE,  LLVMIntULT,
+                                                     LLVMIntULE, LLVMIntUGT, LLVMIntUGE};
     static const unsigned ops[] = {TJ_OP_EQ, TJ_OP_NE, TJ_OP_LT, TJ_OP_LE, TJ_OP_GT, TJ_OP_GE};
     for (unsigned i = 0; i < TJ_COUNT(ops); i++) {
         if (ops[i] == op) {

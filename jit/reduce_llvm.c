@@ -1,7 +1,7 @@
 // jit/reduce_llvm.c: reductions of loop kernels, in the order that jit/kernel.h lays down.
 //
-// Partials live in memory: 64 of them a reduction, vector after vector, so that the code does not depend on the width of a
-// register. In COLS kernels each partial is a vector of columns.
+// Partials live in memory: 64 of them a reduction, vector after vector, so that the code does not depend on the width
+// of a register. In COLS kernels each partial is a vector of columns.
 #include <math.h>
 #include <stdio.h>
 
@@ -23,7 +23,8 @@ static unsigned slots(const struct gen *g, const struct reduction *r) {
 static bool unaligned(const struct gen *g, const struct reduction *r) { return r->tree && several(g); }
 
 static tj_lv identity(const struct reduction *r, tj_lt t, bool neutral) {
-    bool low = r->kind == TJ_RED_MAX || r->kind == TJ_RED_ARGMAX, high = r->kind == TJ_RED_MIN || r->kind == TJ_RED_ARGMIN;
+    bool low = r->kind == TJ_RED_MAX || r->kind == TJ_RED_ARGMAX,
+         high = r->kind == TJ_RED_MIN || r->kind == TJ_RED_ARGMIN;
     if (r->cls == 'F') {
         // Adding -0 leaves every value as it is; partials start at +0.
         return tj_e_float(t, low ? -INFINITY : high ? INFINITY : neutral ? -0.0 : 0.0);
@@ -83,7 +84,10 @@ void tj_l_red_prepare(struct gen *g) {
         struct reduction *r = &g->red[n];
         uint8_t dtype = k->ins[k->ins[i].in[0]].dtype;
         *r = (struct reduction){.ins = i, .kind = (uint8_t)k->ins[i].imm};
-        r->cls = dtype == TRACE_BOOL ? 'B' : dtype == TRACE_U8 ? 'U' : dtype == TRACE_I32 || dtype == TRACE_I64 ? 'I' : 'F';
+        r->cls = dtype == TRACE_BOOL                        ? 'B'
+                 : dtype == TRACE_U8                        ? 'U'
+                 : dtype == TRACE_I32 || dtype == TRACE_I64 ? 'I'
+                                                            : 'F';
         r->arg = r->kind == TJ_RED_ARGMAX || r->kind == TJ_RED_ARGMIN;
         r->tree = r->kind == TJ_RED_SUM && r->cls == 'F';
         r->elem = tj_e_value_type(e, dtype);
@@ -130,7 +134,8 @@ static void store_slot(struct gen *g, const struct reduction *r, tj_lv i, struct
     tj_lv st = LLVMBuildStore(g->e->b, p.v, slot(g, r, i, false));
     LLVMSetAlignment(st, 4);
     if (r->arg) {
-        // Volatile, or a load, select and store of one place become a masked store, slow and not forwarded to the next load.
+        // Volatile, or a load, select and store of one place become a masked store, slow and not forwarded to the next
+        // load.
         LLVMSetVolatile(st, 1);
         st = LLVMBuildStore(g->e->b, p.i, slot(g, r, i, true));
         LLVMSetAlignment(st, 8);
@@ -142,7 +147,8 @@ static tj_lv smaller(struct gen *g, tj_lv a, tj_lv b) { return tj_e_binary(g->e,
 
 static void start(struct gen *g, const struct reduction *r, tj_lv count) {
     struct tj_emit *e = g->e;
-    struct pair id = {identity(r, slot_type(g, r->memory), false), r->arg ? tj_e_int(slot_type(g, e->i64), INT64_MAX) : NULL};
+    struct pair id = {identity(r, slot_type(g, r->memory), false),
+                      r->arg ? tj_e_int(slot_type(g, e->i64), INT64_MAX) : NULL};
     if (columns(g)) {
         struct tj_loop_state l;
         tj_lv n = tj_e_binary(e, "llvm.smax", smaller(g, count, tj_e_i64(e, TJ_RED_PARTIALS)), tj_e_i64(e, 1));
@@ -320,9 +326,7 @@ static struct reduction *of(struct gen *g, unsigned i) {
     return NULL;
 }
 
-static void flush(struct gen *g, const struct reduction *r, tj_lv block) {
-    push(g, r, block, join(g, r, NULL).v);
-}
+static void flush(struct gen *g, const struct reduction *r, tj_lv block) { push(g, r, block, join(g, r, NULL).v); }
 
 void tj_l_red_add(struct gen *g, unsigned i) {
     struct tj_emit *e = g->e;

@@ -9,642 +9,7 @@
 #include "../lib/dl.h"
 #include "../lib/threads.h"
 #include "../trace/math.h"
-#include "tj_test.h"
-
-#define MUST(cond, ...)                                                                                                \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            ck_abort_msg(__VA_ARGS__);                                                                                 \
-        }                                                                                                              \
-    } while (0)
-
-// ---- building kernels -----------------------------------------------------------------------------------------------
-
-enum { MAX_INS = 128, MAX_ACC = 32, MAX_BUF = 16 };
-struct buffer {
-    unsigned char *map, *p; // p: element 0
-    size_t map_bytes, bytes;
-};
-struct kb {
-    struct tj_kernel k;
-    struct tj_kins ins[MAX_INS];
-    struct tj_kaccess acc[MAX_ACC];
-    int64_t ivals[64];
-    union tj_scalar svals[16];
-    struct buffer buf[MAX_BUF];
-    uint8_t buf_dtype[MAX_BUF];
-    uint8_t pass, level; // of what is added next
-};
-
-static void kb_init(struct kb *b, enum tj_kernel_kind kind, int ndims, int npar, int npasses, const int64_t *extents) {
-    memset(b, 0, sizeof *b);
-    b->k.kind = (uint8_t)kind;
-    b->k.ndims = (uint8_t)ndims;
-    b->k.npar = (uint8_t)npar;
-    b->k.npasses = (uint8_t)npasses;
-    b->k.ins = b->ins;
-    b->k.access = b->acc;
-    b->k.name = "test";
-    b->ivals[1] = 1;
-    b->k.nivals = 2;
-    for (int d = 0; d < ndims; d++) {
-        b->k.extent[d] = b->k.nivals;
-        b->ivals[b->k.nivals++] = extents[d];
-    }
-}
-static uint16_t kb_ival(struct kb *b, int64_t v) {
-    if (v == 0 || v == 1) {
-        return (uint16_t)v;
-    }
-    b->ivals[b->k.nivals] = v;
-    return b->k.nivals++;
-}
-static tj_kv kb_add(struct kb *b, int op, int dtype, int64_t imm, int nin, ...) {
-    struct tj_kins *s = &b->ins[b->k.nins];
-    *s = (struct tj_kins){.op = (uint16_t)op, .dtype = (uint8_t)dtype, .pass = b->pass, .level = b->level, .imm = imm};
-    va_list ap;
-    va_start(ap, nin);
-    for (int i = 0; i < 6; i++) {
-        s->in[i] = i < nin ? (tj_kv)va_arg(ap, int) : TJ_KNONE;
-    }
-    va_end(ap);
-    return b->k.nins++;
-}
-// A value as it is to be used in the current pass: what an earlier pass computed is computed again unless it was kept.
-static tj_kv kb_again(struct kb *b, tj_kv v) {
-    struct tj_kins *s = &b->ins[v];
-    if (v == TJ_KNONE || s->level == TJ_ROWLEVEL || s->pass == b->pass || s->flags & TJ_KF_CACHE) {
-        return v;
-    }
-    struct tj_kins copy = *s;
-    copy.pass = b->pass;
-    for (int i = 0; i < 6; i++) {
-        copy.in[i] = kb_again(b, copy.in[i]);
-    }
-    b->ins[b->k.nins] = copy;
-    return b->k.nins++;
-}
-static size_t width_of(int dtype) { return tj_elem_bytes((tj_dtype)dtype); }
-
-// A buffer of `elems` elements that ends at an unreadable page.
-static int kb_buffer(struct kb *b, int dtype, int64_t elems) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)elems * width_of(dtype);
-    size_t body = (bytes + page - 1) / page * page + page;
-    struct buffer *f = &b->buf[b->k.nbufs];
-    f->map_bytes = body + page;
-    f->map = mmap(NULL, f->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    MUST(f->map != MAP_FAILED, "mmap");
-    MUST(!mprotect(f->map + body, page, PROT_NONE), "mprotect");
-    f->bytes = bytes;
-    f->p = f->map + body - bytes;
-    memset(f->map, 0xa5, body - bytes); // a guard below, checked
-    b->buf_dtype[b->k.nbufs] = (uint8_t)dtype;
-    return b->k.nbufs++;
-}
-static bool guard_intact(const struct buffer *f) {
-    for (const unsigned char *p = f->p - 1; p >= f->map && p > f->p - 4096; p--) {
-        if (*p != 0xa5) {
-            return false;
-        }
-    }
-    return true;
-}
-static void kb_free(struct kb *b) {
-    for (int i = 0; i < b->k.nbufs; i++) {
-        munmap(b->buf[i].map, b->buf[i].map_bytes);
-    }
-}
-// Access over all dims with the given strides.
-static int kb_access(struct kb *b, int buf, const int64_t *strides, int64_t offset) {
-    struct tj_kaccess *a = &b->acc[b->k.naccess];
-    memset(a, 0, sizeof *a);
-    a->buf = (uint16_t)buf;
-    a->dtype = buf >= 0 ? b->buf_dtype[buf] : TRACE_I64;
-    a->offset = kb_ival(b, offset);
-    for (int d = 0; d < b->k.ndims; d++) {
-        a->stride[d] = kb_ival(b, strides[d]);
-    }
-    int64_t v = strides[b->k.ndims - 1];
-    a->vec = v == 0 ? TJ_VEC_ZERO : v == 1 ? TJ_VEC_UNIT : TJ_VEC_STRIDED;
-    return b->k.naccess++;
-}
-static int64_t extent(const struct kb *b, int d) { return b->ivals[b->k.extent[d]]; }
-static void contiguous(const struct kb *b, int64_t *strides) {
-    int64_t s = 1;
-    for (int d = b->k.ndims; d-- > 0;) {
-        strides[d] = s;
-        s *= extent(b, d);
-    }
-}
-static int64_t elements(const struct kb *b) {
-    int64_t n = 1;
-    for (int d = 0; d < b->k.ndims; d++) {
-        n *= extent(b, d);
-    }
-    return n;
-}
-static int compute_dtype(int dtype) { return dtype == TRACE_F16 || dtype == TRACE_BF16 ? TRACE_F32 : dtype; }
-// Contiguous input of all dims.
-static tj_kv kb_input(struct kb *b, int dtype) {
-    int64_t st[TJ_KDIMS];
-    contiguous(b, st);
-    int buf = kb_buffer(b, dtype, elements(b));
-    return kb_add(b, TJ_KOP_LOAD, dtype, kb_access(b, buf, st, 0), 0);
-}
-static tj_kv kb_output(struct kb *b, int dtype, tj_kv v) {
-    int64_t st[TJ_KDIMS];
-    contiguous(b, st);
-    int buf = kb_buffer(b, dtype, elements(b));
-    return kb_add(b, TJ_KOP_STORE, 0, kb_access(b, buf, st, 0), 1, v);
-}
-static tj_kv kb_row(struct kb *b, tj_kv v) { // the same for all rows
-    if (b->k.kind != TJ_K_POINTWISE) {
-        b->ins[v].level = TJ_ROWLEVEL;
-        b->ins[v].pass = 0;
-    }
-    return v;
-}
-static tj_kv kb_const(struct kb *b, int dtype, double v) {
-    int64_t imm = (int64_t)v;
-    if (tj_is_float((tj_dtype)dtype)) {
-        memcpy(&imm, &v, 8);
-    }
-    return kb_row(b, kb_add(b, TJ_KOP_CONST, dtype, imm, 0));
-}
-static tj_kv kb_sval(struct kb *b, int dtype, double v) {
-    b->svals[b->k.nsvals] = (union tj_scalar){.i = (int64_t)v};
-    if (tj_is_float((tj_dtype)dtype)) {
-        b->svals[b->k.nsvals].f = dtype == TRACE_F64 ? v : (double)(float)v;
-    }
-    return kb_row(b, kb_add(b, TJ_KOP_SVAL, dtype, b->k.nsvals++, 0));
-}
-
-// ---- scalar evaluation ----------------------------------------------------------------------------------------------
-
-struct sv {
-    bool known;
-    int64_t i;
-    float f;
-    double d;
-};
-struct ref {
-    struct kb *b;
-    unsigned char **bufs;
-    int64_t coord[TJ_KDIMS];
-    struct sv v[MAX_INS];
-    struct sv reduced[MAX_INS]; // results of REDUCE for this row
-    bool error;
-    int64_t error_index;
-};
-static int cls(int dtype) { return dtype == TRACE_F64 ? 'd' : tj_is_float((tj_dtype)dtype) ? 'f' : 'i'; }
-static int64_t wrap(int dtype, int64_t v) {
-    return dtype == TRACE_I32 ? (int32_t)v : dtype == TRACE_U8 ? (uint8_t)v : dtype == TRACE_BOOL ? v != 0 : v;
-}
-static struct sv load_value(const unsigned char *p, int dtype) {
-    struct sv v = {.known = true};
-    switch (dtype) {
-    case TRACE_BOOL: v.i = *p != 0; break;
-    case TRACE_U8: v.i = *p; break;
-    case TRACE_I32: v.i = *(const int32_t *)p; break;
-    case TRACE_I64: memcpy(&v.i, p, 8); break;
-    case TRACE_F16: v.f = tj_f16_to_f32(*(const uint16_t *)p); break;
-    case TRACE_BF16: v.f = tj_bf16_to_f32(*(const uint16_t *)p); break;
-    case TRACE_F32: memcpy(&v.f, p, 4); break;
-    default: memcpy(&v.d, p, 8);
-    }
-    return v;
-}
-static void store_value(unsigned char *p, int dtype, struct sv v) {
-    uint16_t h;
-    int32_t w;
-    switch (dtype) {
-    case TRACE_BOOL: *p = v.i != 0; break;
-    case TRACE_U8: *p = (unsigned char)v.i; break;
-    case TRACE_I32:
-        w = (int32_t)v.i;
-        memcpy(p, &w, 4);
-        break;
-    case TRACE_I64: memcpy(p, &v.i, 8); break;
-    case TRACE_F16:
-        h = tj_f32_to_f16(v.f);
-        memcpy(p, &h, 2);
-        break;
-    case TRACE_BF16:
-        h = tj_f32_to_bf16(v.f);
-        memcpy(p, &h, 2);
-        break;
-    case TRACE_F32: memcpy(p, &v.f, 4); break;
-    default: memcpy(p, &v.d, 8);
-    }
-}
-
-static bool float_fn(int op, float x, float y, float z, float *r) {
-    switch (op) {
-    case TJ_OP_NEG: *r = -x; return true;
-    case TJ_OP_ABS: *r = tj_abs_f32(x); return true;
-    case TJ_OP_SIGN: *r = tj_sign_f32(x); return true;
-    case TJ_OP_FLOOR: *r = floorf(x); return true;
-    case TJ_OP_CEIL: *r = ceilf(x); return true;
-    case TJ_OP_TRUNC: *r = truncf(x); return true;
-    case TJ_OP_ROUND: *r = rintf(x); return true;
-    case TJ_OP_FRAC: *r = tj_frac_f32(x); return true;
-    case TJ_OP_RECIPROCAL: *r = 1.0f / x; return true;
-    case TJ_OP_SQUARE: *r = x * x; return true;
-    case TJ_OP_CUBE: *r = (x * x) * x; return true;
-    case TJ_OP_RSQUARE: *r = 1.0f / (x * x); return true;
-    case TJ_OP_SQRT: *r = sqrtf(x); return true;
-    case TJ_OP_RSQRT: *r = 1.0f / sqrtf(x); return true;
-    case TJ_OP_EXP: *r = tj_exp_f32(x); return true;
-    case TJ_OP_LOG: *r = tj_log_f32(x); return true;
-    case TJ_OP_SIN: *r = tj_sin_f32(x); return true;
-    case TJ_OP_COS: *r = tj_cos_f32(x); return true;
-    case TJ_OP_TANH: *r = tj_tanh_f32(x); return true;
-    case TJ_OP_ERF: *r = tj_erf_f32(x); return true;
-    case TJ_OP_SIGMOID: *r = tj_sigmoid_f32(x); return true;
-    case TJ_OP_RELU: *r = tj_relu_f32(x); return true;
-    case TJ_OP_GELU: *r = tj_gelu_f32(x); return true;
-    case TJ_OP_GELU_TANH: *r = tj_gelu_tanh_f32(x); return true;
-    case TJ_OP_SILU: *r = tj_silu_f32(x); return true;
-    case TJ_OP_ADD: *r = x + y; return true;
-    case TJ_OP_SUB: *r = x - y; return true;
-    case TJ_OP_MUL: *r = x * y; return true;
-    case TJ_OP_DIV: *r = x / y; return true;
-    case TJ_OP_FLOOR_DIVIDE: *r = tj_floor_divide_f32(x, y); return true;
-    case TJ_OP_REMAINDER: *r = tj_remainder_f32(x, y); return true;
-    case TJ_OP_FMOD: *r = fmodf(x, y); return true;
-    case TJ_OP_POW: *r = tj_pow_f32(x, y); return true;
-    case TJ_OP_MAXIMUM: *r = tj_max_f32(x, y); return true;
-    case TJ_OP_MINIMUM: *r = tj_min_f32(x, y); return true;
-    case TJ_OP_CLAMP: *r = tj_min_f32(tj_max_f32(x, y), z); return true;
-    case TJ_OP_SOFTPLUS: *r = tj_softplus_f32(x, y, z); return true;
-    case TJ_KOP_FMA: *r = fmaf(x, y, z); return true;
-    default: return false;
-    }
-}
-static bool double_fn(int op, double x, double y, double z, double *r) {
-    switch (op) {
-    case TJ_OP_NEG: *r = -x; return true;
-    case TJ_OP_ABS: *r = tj_abs_f64(x); return true;
-    case TJ_OP_SIGN: *r = tj_sign_f64(x); return true;
-    case TJ_OP_FLOOR: *r = floor(x); return true;
-    case TJ_OP_CEIL: *r = ceil(x); return true;
-    case TJ_OP_TRUNC: *r = trunc(x); return true;
-    case TJ_OP_ROUND: *r = rint(x); return true;
-    case TJ_OP_FRAC: *r = tj_frac_f64(x); return true;
-    case TJ_OP_RECIPROCAL: *r = 1.0 / x; return true;
-    case TJ_OP_SQUARE: *r = x * x; return true;
-    case TJ_OP_CUBE: *r = (x * x) * x; return true;
-    case TJ_OP_RSQUARE: *r = 1.0 / (x * x); return true;
-    case TJ_OP_SQRT: *r = sqrt(x); return true;
-    case TJ_OP_RSQRT: *r = 1.0 / sqrt(x); return true;
-    case TJ_OP_EXP: *r = exp(x); return true;
-    case TJ_OP_LOG: *r = log(x); return true;
-    case TJ_OP_SIN: *r = sin(x); return true;
-    case TJ_OP_COS: *r = cos(x); return true;
-    case TJ_OP_TANH: *r = tanh(x); return true;
-    case TJ_OP_ERF: *r = erf(x); return true;
-    case TJ_OP_SIGMOID: *r = tj_sigmoid_f64(x); return true;
-    case TJ_OP_RELU: *r = tj_relu_f64(x); return true;
-    case TJ_OP_GELU: *r = tj_gelu_f64(x); return true;
-    case TJ_OP_GELU_TANH: *r = tj_gelu_tanh_f64(x); return true;
-    case TJ_OP_SILU: *r = tj_silu_f64(x); return true;
-    case TJ_OP_ADD: *r = x + y; return true;
-    case TJ_OP_SUB: *r = x - y; return true;
-    case TJ_OP_MUL: *r = x * y; return true;
-    case TJ_OP_DIV: *r = x / y; return true;
-    case TJ_OP_FLOOR_DIVIDE: *r = tj_floor_divide_f64(x, y); return true;
-    case TJ_OP_REMAINDER: *r = tj_remainder_f64(x, y); return true;
-    case TJ_OP_FMOD: *r = fmod(x, y); return true;
-    case TJ_OP_POW: *r = pow(x, y); return true;
-    case TJ_OP_MAXIMUM: *r = tj_max_f64(x, y); return true;
-    case TJ_OP_MINIMUM: *r = tj_min_f64(x, y); return true;
-    case TJ_OP_CLAMP: *r = tj_min_f64(tj_max_f64(x, y), z); return true;
-    case TJ_OP_SOFTPLUS: *r = tj_softplus_f64(x, y, z); return true;
-    case TJ_KOP_FMA: *r = fma(x, y, z); return true;
-    default: return false;
-    }
-}
-static int64_t int_pow(int64_t x, int64_t y) {
-    if (y < 0) {
-        return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;
-    }
-    return tj_pow_i64(x, y);
-}
-static bool int_fn(int op, int dtype, int64_t x, int64_t y, int64_t z, int64_t *r) {
-    uint64_t a = (uint64_t)x, b = (uint64_t)y;
-    bool flag = dtype == TRACE_BOOL;
-    switch (op) {
-    case TJ_OP_NEG: *r = (int64_t)(0 - a); return true;
-    case TJ_OP_ABS: *r = x < 0 ? (int64_t)(0 - a) : x; return true;
-    case TJ_OP_SIGN: *r = (x > 0) - (x < 0); return true;
-    case TJ_OP_FLOOR:
-    case TJ_OP_CEIL:
-    case TJ_OP_TRUNC:
-    case TJ_OP_ROUND: *r = x; return true;
-    case TJ_OP_SQUARE: *r = (int64_t)(a * a); return true;
-    case TJ_OP_CUBE: *r = (int64_t)(a * a * a); return true;
-    case TJ_OP_RELU: *r = x > 0 ? x : 0; return true;
-    case TJ_OP_BITWISE_NOT: *r = flag ? !x : ~x; return true;
-    case TJ_OP_ADD: *r = flag ? x | y : (int64_t)(a + b); return true;
-    case TJ_OP_SUB: *r = (int64_t)(a - b); return true;
-    case TJ_OP_MUL: *r = (int64_t)(a * b); return true;
-    case TJ_OP_FLOOR_DIVIDE: *r = y ? tj_floor_divide_i64(x, y) : 0; return true;
-    case TJ_OP_REMAINDER: *r = y ? tj_remainder_i64(x, y) : 0; return true;
-    case TJ_OP_FMOD: *r = y ? tj_fmod_i64(x, y) : 0; return true;
-    case TJ_OP_POW: *r = int_pow(x, y); return true;
-    case TJ_OP_MAXIMUM: *r = x > y ? x : y; return true;
-    case TJ_OP_MINIMUM: *r = x < y ? x : y; return true;
-    case TJ_OP_CLAMP:
-        x = x > y ? x : y;
-        *r = x < z ? x : z;
-        return true;
-    case TJ_OP_BITWISE_AND: *r = x & y; return true;
-    case TJ_OP_BITWISE_OR: *r = x | y; return true;
-    case TJ_OP_BITWISE_XOR: *r = x ^ y; return true;
-    default: return false;
-    }
-}
-static double as_double(struct sv v, int c) { return c == 'd' ? v.d : c == 'f' ? (double)v.f : (double)v.i; }
-static bool truth(struct sv v, int c) { return c == 'd' ? v.d != 0 : c == 'f' ? v.f != 0 : v.i != 0; }
-
-static struct sv ref_cast(struct sv x, int from, int to) {
-    struct sv r = {.known = true};
-    int c = cls(from);
-    switch (to) {
-    case TRACE_BOOL: r.i = truth(x, c); break;
-    case TRACE_U8: r.i = c == 'i' ? (uint8_t)x.i : tj_f64_to_u8(as_double(x, c)); break;
-    case TRACE_I32: r.i = c == 'i' ? (int32_t)x.i : tj_f64_to_i32(as_double(x, c)); break;
-    case TRACE_I64: r.i = c == 'i' ? x.i : tj_f64_to_i64(as_double(x, c)); break;
-    case TRACE_F64: r.d = as_double(x, c); break;
-    default:
-        r.f = c == 'd' ? (float)x.d : c == 'f' ? x.f : (float)x.i;
-        r.f = to == TRACE_F16    ? tj_f16_to_f32(tj_f32_to_f16(r.f))
-              : to == TRACE_BF16 ? tj_bf16_to_f32(tj_f32_to_bf16(r.f))
-                                 : r.f;
-    }
-    return r;
-}
-
-static int64_t ref_address(struct ref *s, const struct tj_kaccess *a) {
-    const int64_t *iv = s->b->ivals;
-    int64_t at = iv[a->offset];
-    for (int d = 0; d < s->b->k.ndims; d++) {
-        at += s->coord[d] * iv[a->stride[d]];
-    }
-    for (int i = 0; i < a->nindirect; i++) {
-        at += s->v[a->ind_value[i]].i * iv[a->ind_stride[i]];
-    }
-    return at;
-}
-
-static struct sv ref_op(struct ref *s, const struct tj_kins *in) {
-    struct tj_kins *ins = s->b->ins;
-    struct sv a = in->in[0] == TJ_KNONE ? (struct sv){0} : s->v[in->in[0]];
-    struct sv b = in->in[1] == TJ_KNONE ? (struct sv){0} : s->v[in->in[1]];
-    struct sv c = in->in[2] == TJ_KNONE ? (struct sv){0} : s->v[in->in[2]];
-    int from = in->in[0] == TJ_KNONE ? in->dtype : ins[in->in[0]].dtype, k = cls(from);
-    struct sv r = {.known = true};
-    double x = as_double(a, k), y = as_double(b, k);
-    bool lt = k == 'i' ? a.i < b.i : x < y, eq = k == 'i' ? a.i == b.i : x == y, gt = k == 'i' ? a.i > b.i : x > y;
-    switch (in->op) {
-    case TJ_KOP_CONST:
-        r.i = in->imm;
-        memcpy(&r.d, &in->imm, 8);
-        r.f = (float)r.d;
-        return r;
-    case TJ_KOP_SVAL:
-        r.i = s->b->svals[in->imm].i;
-        r.d = s->b->svals[in->imm].f;
-        r.f = (float)r.d;
-        return r;
-    case TJ_KOP_IVAL: r.i = s->b->ivals[in->imm]; return r;
-    case TJ_KOP_COORD: r.i = ref_address(s, &s->b->acc[in->imm]); return r;
-    case TJ_KOP_LOAD: {
-        const struct tj_kaccess *m = &s->b->acc[in->imm];
-        if (in->in[0] != TJ_KNONE && !a.i) {
-            return r;
-        }
-        return load_value(s->bufs[m->buf] + ref_address(s, m) * (int64_t)width_of(m->dtype), m->dtype);
-    }
-    case TJ_KOP_ROUND: return ref_cast(a, TRACE_F32, (int)in->imm);
-    case TJ_OP_CAST: return ref_cast(a, from, in->dtype);
-    case TJ_OP_WHERE: return a.i ? b : c;
-    case TJ_OP_EQ: r.i = eq; return r;
-    case TJ_OP_NE: r.i = !eq; return r;
-    case TJ_OP_LT: r.i = lt; return r;
-    case TJ_OP_LE: r.i = lt || eq; return r;
-    case TJ_OP_GT: r.i = gt; return r;
-    case TJ_OP_GE: r.i = gt || eq; return r;
-    case TJ_OP_LOGICAL_NOT: r.i = !truth(a, k); return r;
-    case TJ_OP_LOGICAL_AND: r.i = truth(a, k) && truth(b, k); return r;
-    case TJ_OP_LOGICAL_OR: r.i = truth(a, k) || truth(b, k); return r;
-    case TJ_OP_LOGICAL_XOR: r.i = truth(a, k) != truth(b, k); return r;
-    case TJ_OP_ISNAN: r.i = k != 'i' && x != x; return r;
-    case TJ_OP_ISINF: r.i = k != 'i' && fabs(x) == (double)INFINITY; return r;
-    case TJ_OP_BATCH_NORM: {
-        float f[6];
-        for (int i = 0; i < 6; i++) {
-            f[i] = s->v[in->in[i]].f;
-        }
-        float q = (f[0] - f[1]) * (1.0f / sqrtf(f[2] + f[5]));
-        q = q * f[3];
-        r.f = q + f[4];
-        return r;
-    }
-    default: break;
-    }
-    bool ok = k == 'f'   ? float_fn(in->op, a.f, b.f, c.f, &r.f)
-              : k == 'd' ? double_fn(in->op, a.d, b.d, c.d, &r.d)
-                         : int_fn(in->op, from, a.i, b.i, c.i, &r.i);
-    MUST(ok, "the test can't evaluate op %d", in->op);
-    r.i = k == 'i' ? wrap(from, r.i) : r.i;
-    return r;
-}
-
-// Evaluates everything that can be at the current coordinates.
-static void ref_eval(struct ref *s) {
-    for (int i = 0; i < s->b->k.nins; i++) {
-        const struct tj_kins *in = &s->b->ins[i];
-        s->v[i].known = false;
-        if (in->op == TJ_KOP_REDUCE) {
-            s->v[i] = s->reduced[i];
-            continue;
-        }
-        bool known = true;
-        for (int n = 0; n < 6; n++) {
-            known = known && (in->in[n] == TJ_KNONE || s->v[in->in[n]].known);
-        }
-        if (in->op == TJ_KOP_LOAD || in->op == TJ_KOP_COORD || in->op == TJ_KOP_STORE) {
-            for (int n = 0; n < s->b->acc[in->imm].nindirect; n++) {
-                known = known && s->v[s->b->acc[in->imm].ind_value[n]].known;
-            }
-        }
-        if (!known) {
-            continue;
-        }
-        if (in->op == TJ_KOP_STORE || in->op == TJ_KOP_CHECK) {
-            s->v[i].known = true;
-        } else {
-            s->v[i] = ref_op(s, in);
-        }
-    }
-}
-static void ref_store(struct ref *s, int i) {
-    const struct tj_kins *in = &s->b->ins[i];
-    const struct tj_kaccess *a = &s->b->acc[in->imm];
-    if (in->in[1] == TJ_KNONE || s->v[in->in[1]].i) {
-        store_value(s->bufs[a->buf] + ref_address(s, a) * (int64_t)width_of(a->dtype), a->dtype, s->v[in->in[0]]);
-    }
-}
-static void ref_check(struct ref *s, int i) {
-    const struct tj_kins *in = &s->b->ins[i];
-    bool counts = in->in[3] == TJ_KNONE || s->v[in->in[3]].i;
-    if (counts && !s->v[in->in[0]].i && !s->error) {
-        s->error = true;
-        s->error_index = s->v[in->in[1]].i;
-    }
-}
-
-// Sum of n values in the documented order.
-#define ORDERED(T, name)                                                                                               \
-    static T name(const T *x, int64_t n) {                                                                             \
-        T stack[64], p[64];                                                                                            \
-        int depth = 0;                                                                                                 \
-        for (int64_t b = 0; b * 4096 < n; b++) {                                                                       \
-            int64_t m = n - b * 4096 < 4096 ? n - b * 4096 : 4096;                                                     \
-            for (int i = 0; i < 64; i++) {                                                                             \
-                p[i] = 0;                                                                                              \
-            }                                                                                                          \
-            for (int64_t i = 0; i < m; i++) {                                                                          \
-                p[i % 64] = p[i % 64] + x[b * 4096 + i];                                                               \
-            }                                                                                                          \
-            for (int h = 32; h; h /= 2) {                                                                              \
-                for (int i = 0; i < h; i++) {                                                                          \
-                    p[i] = p[i] + p[i + h];                                                                            \
-                }                                                                                                      \
-            }                                                                                                          \
-            T t = p[0];                                                                                                \
-            for (int64_t k = b; k & 1; k >>= 1) {                                                                      \
-                t = stack[--depth] + t;                                                                                \
-            }                                                                                                          \
-            stack[depth++] = t;                                                                                        \
-        }                                                                                                              \
-        T r = depth ? stack[--depth] : 0;                                                                              \
-        while (depth) {                                                                                                \
-            r = stack[--depth] + r;                                                                                    \
-        }                                                                                                              \
-        return r;                                                                                                      \
-    }
-ORDERED(float, sum_f)
-ORDERED(double, sum_d)
-
-static struct sv ref_reduce(const struct sv *x, int64_t n, int kind, int dtype) {
-    struct sv r = {.known = true};
-    int c = cls(dtype);
-    if (kind == TJ_RED_SUM) {
-        float *f = malloc((size_t)n * sizeof *f + 1);
-        double *d = malloc((size_t)n * sizeof *d + 1);
-        for (int64_t i = 0; i < n; i++) {
-            f[i] = x[i].f;
-            d[i] = x[i].d;
-            r.i = wrap(dtype, (int64_t)((uint64_t)r.i + (uint64_t)x[i].i));
-        }
-        r.f = sum_f(f, n);
-        r.d = sum_d(d, n);
-        free(f);
-        free(d);
-        return r;
-    }
-    if (kind == TJ_RED_ANY || kind == TJ_RED_ALL) {
-        r.i = kind == TJ_RED_ALL;
-        for (int64_t i = 0; i < n; i++) {
-            r.i = kind == TJ_RED_ALL ? r.i && x[i].i : r.i || x[i].i;
-        }
-        return r;
-    }
-    bool max = kind == TJ_RED_MAX || kind == TJ_RED_ARGMAX, arg = kind == TJ_RED_ARGMAX || kind == TJ_RED_ARGMIN;
-    int64_t best = 0;
-    r = x[0];
-    for (int64_t i = 1; i < n; i++) {
-        double p = as_double(x[best], c), q = as_double(x[i], c);
-        bool better =
-            c == 'i' ? (max ? x[i].i > x[best].i : x[i].i < x[best].i) : (max ? q > p : q < p) || (q != q && p == p);
-        best = better && !(c != 'i' && p != p) ? i : best;
-        r.f = max ? tj_max_f32(r.f, x[i].f) : tj_min_f32(r.f, x[i].f);
-        r.d = max ? tj_max_f64(r.d, x[i].d) : tj_min_f64(r.d, x[i].d);
-    }
-    r.i = c == 'i' && !arg ? x[best].i : r.i;
-    r.i = arg ? best : r.i;
-    return r;
-}
-
-static void unravel(struct ref *s, int from, int to, int64_t index) {
-    for (int d = to; d-- > from;) {
-        s->coord[d] = index % extent(s->b, d);
-        index /= extent(s->b, d);
-    }
-}
-
-// Runs the whole kernel on bufs.
-static void ref_run(struct ref *s) {
-    const struct tj_kernel *k = &s->b->k;
-    int nd = k->ndims, red0 = k->kind == TJ_K_POINTWISE ? nd : k->npar, red1 = k->kind == TJ_K_COLS ? nd - 1 : nd;
-    int64_t outer = 1, inner = 1, cols = k->kind == TJ_K_COLS ? extent(s->b, nd - 1) : 1;
-    for (int d = 0; d < nd; d++) {
-        if (d >= red0 && d < red1) {
-            inner *= extent(s->b, d);
-        } else if (!(k->kind == TJ_K_COLS && d == nd - 1)) {
-            outer *= extent(s->b, d);
-        }
-    }
-    struct sv *list = malloc((size_t)inner * sizeof *list + 1);
-    for (int64_t o = 0; o < outer * cols; o++) {
-        unravel(s, 0, red0 < nd ? red0 : nd, o / cols);
-        if (k->kind == TJ_K_COLS) {
-            s->coord[nd - 1] = o % cols;
-        }
-        memset(s->reduced, 0, sizeof s->reduced);
-        for (int p = 0; p < (k->npasses ? k->npasses : 1); p++) {
-            for (int64_t e = 0; e < inner; e++) {
-                unravel(s, red0, red1, e);
-                ref_eval(s);
-                for (int i = 0; i < k->nins; i++) {
-                    const struct tj_kins *in = &s->b->ins[i];
-                    if (in->level == TJ_FULL && in->pass == p && in->op == TJ_KOP_STORE) {
-                        ref_store(s, i);
-                    } else if (in->pass == p && in->op == TJ_KOP_CHECK) {
-                        ref_check(s, i);
-                    }
-                }
-            }
-            struct sv done[MAX_INS];
-            for (int i = 0; i < k->nins; i++) {
-                const struct tj_kins *in = &s->b->ins[i];
-                if (in->op != TJ_KOP_REDUCE || in->pass != p) {
-                    continue;
-                }
-                for (int64_t e = 0; e < inner; e++) {
-                    unravel(s, red0, red1, e);
-                    ref_eval(s);
-                    list[e] = s->v[in->in[0]];
-                }
-                done[i] = ref_reduce(list, inner, (int)in->imm, s->b->ins[in->in[0]].dtype);
-            }
-            for (int i = 0; i < k->nins; i++) {
-                if (s->b->ins[i].op == TJ_KOP_REDUCE && s->b->ins[i].pass == p) {
-                    s->reduced[i] = done[i];
-                }
-            }
-        }
-        ref_eval(s);
-        for (int i = 0; i < k->nins; i++) {
-            if (s->b->ins[i].level == TJ_ROWLEVEL && s->b->ins[i].op == TJ_KOP_STORE) {
-                ref_store(s, i);
-            }
-        }
-    }
-    free(list);
-}
+#include "kernel_ref.h"
 
 // ---- the module -----------------------------------------------------------------------------------------------------
 
@@ -715,21 +80,49 @@ static void fill_helpers(void) {
 }
 
 static bool same(const unsigned char *a, const unsigned char *b, int dtype) {
-    struct sv x = load_value(a, dtype), y = load_value(b, dtype);
-    int c = cls(dtype);
+    struct sv x = kb_load_value(a, dtype), y = kb_load_value(b, dtype);
+    int c = kb_class(dtype);
     if (c == 'f' && x.f != x.f && y.f != y.f) {
         return true;
     }
     if (c == 'd' && x.d != x.d && y.d != y.d) {
         return true;
     }
-    return !memcmp(a, b, width_of(dtype));
+    return !memcmp(a, b, kb_width(dtype));
 }
 
 static void show(const struct tj_compile_result *r) {
     if (getenv("TJ_SHOW")) {
         fprintf(stderr, "%s\n%s\n", r->ir ? r->ir : "", r->asm_text ? r->asm_text : "");
     }
+}
+
+// The code of the last kernel: lengths that make no other kernel need no new code.
+static struct {
+    struct tj_kernel *k;
+    struct tj_exec code;
+    void *entry[2];
+} last[3];
+static void compile(const struct tj_kernel *k, int l, const char *what, void **entry) {
+    if (!last[l].k || !tj_kernel_equal(last[l].k, k)) {
+        struct tj_unit u = {.kind = TJ_UNIT_LOOP, .loop = k, .symbol = "k"};
+        struct tj_compile_result out;
+        tj_status st = module->compile(compilers[l], &u, 1, getenv("TJ_SHOW") != NULL, &out);
+        MUST(!st, "%s, level %d: %s", what, l, out.error);
+        if (l == (int)best) {
+            show(&out);
+        }
+        free(out.ir);
+        free(out.asm_text);
+        if (last[l].k) {
+            tj_exec_unmap(&last[l].code);
+            tj_free(last[l].k);
+        }
+        last[l].k = tj_kernel_copy(k);
+        last[l].code = out.code;
+        memcpy(last[l].entry, u.entry, sizeof u.entry);
+    }
+    memcpy(entry, last[l].entry, sizeof last[l].entry);
 }
 
 // Compiles for every level, runs where the machine can, in pieces of the launch box, and compares all buffers.
@@ -747,28 +140,21 @@ static void compare(struct kb *b, const char *what) {
     }
     static struct ref s;
     s = (struct ref){.b = b, .bufs = want};
-    ref_run(&s);
+    kb_evaluate(&s);
     int nd = k->ndims;
-    int64_t rows = 1, cols = k->kind == TJ_K_ROWS ? 1 : extent(b, nd - 1), row_elems = 1;
+    int64_t rows = 1, cols = k->kind == TJ_K_ROWS ? 1 : kb_extent(b, nd - 1), row_elems = 1;
     for (int d = 0; d < (k->kind == TJ_K_POINTWISE ? nd - 1 : k->npar); d++) {
-        rows *= extent(b, d);
+        rows *= kb_extent(b, d);
     }
     for (int d = k->npar; d < nd - (k->kind == TJ_K_COLS); d++) {
-        row_elems *= extent(b, d);
+        row_elems *= kb_extent(b, d);
     }
     for (int l = TJ_CPU_PORTABLE; l <= TJ_CPU_AVX512; l++) {
         if (!compilers[l]) {
             continue;
         }
-        struct tj_unit u = {.kind = TJ_UNIT_LOOP, .loop = k, .symbol = "k"};
-        struct tj_compile_result out;
-        tj_status st = module->compile(compilers[l], &u, 1, getenv("TJ_SHOW") != NULL, &out);
-        MUST(!st, "%s, level %d: %s", what, l, out.error);
-        if (l == (int)best) {
-            show(&out);
-        }
-        free(out.ir);
-        free(out.asm_text);
+        void *entry[2];
+        compile(k, l, what, entry);
         for (int whole = 0; whole < 2 && l <= (int)best; whole++) {
             for (int i = 0; i < k->nbufs; i++) {
                 memcpy(b->buf[i].p, input[i], b->buf[i].bytes);
@@ -780,8 +166,8 @@ static void compare(struct kb *b, const char *what) {
                 .bufs = live, .ivals = b->ivals, .svals = b->svals, .err = &de, .sites = sites, .helpers = helpers};
             a.scratch = tj_aligned_alloc(scratch + 64);
             tj_kernel_fn fn = NULL, fn2 = NULL;
-            *(void **)&fn = u.entry[0];
-            *(void **)&fn2 = u.entry[1];
+            *(void **)&fn = entry[0];
+            *(void **)&fn2 = entry[1];
             if (k->split) {
                 int64_t blocks = (row_elems + 4095) / 4096;
                 a.partials = malloc((size_t)(rows * blocks) * 8 + 8);
@@ -804,12 +190,12 @@ static void compare(struct kb *b, const char *what) {
             }
             tj_aligned_free(a.scratch);
             for (int i = 0; i < k->nbufs; i++) {
-                size_t w = width_of(b->buf_dtype[i]);
-                MUST(guard_intact(&b->buf[i]), "%s, level %d: wrote below buffer %d", what, l, i);
+                size_t w = kb_width(b->buf_dtype[i]);
+                MUST(kb_guard_intact(&b->buf[i]), "%s, level %d: wrote below buffer %d", what, l, i);
                 for (size_t at = 0; at < b->buf[i].bytes; at += w) {
                     if (!same(b->buf[i].p + at, want[i] + at, b->buf_dtype[i])) {
-                        struct sv g = load_value(b->buf[i].p + at, b->buf_dtype[i]),
-                                  e = load_value(want[i] + at, b->buf_dtype[i]);
+                        struct sv g = kb_load_value(b->buf[i].p + at, b->buf_dtype[i]),
+                                  e = kb_load_value(want[i] + at, b->buf_dtype[i]);
                         ck_abort_msg("%s, level %d, buffer %d (%s), element %zu: %lld %a %a, not %lld %a %a", what, l,
                                      i, tj_dtypes[b->buf_dtype[i]].name, at / w, (long long)g.i, (double)g.f, g.d,
                                      (long long)e.i, (double)e.f, e.d);
@@ -821,7 +207,6 @@ static void compare(struct kb *b, const char *what) {
                 MUST(de.node == 71 && de.kind == 1 && de.extent == 9, "%s: error fields", what);
             }
         }
-        tj_exec_unmap(&out.code);
     }
     for (int i = 0; i < k->nbufs; i++) {
         memcpy(b->buf[i].p, input[i], b->buf[i].bytes);
@@ -838,7 +223,7 @@ static const double specials[] = {
     -2147483649.0, 9.3e18, -9.3e18, 255.7, 256.0,  -0.9,  65519.9, 65520.0, 6e-8, 3.4e38};
 static void fill(struct kb *b, uint64_t seed, bool tame) {
     for (int i = 0; i < b->k.nbufs; i++) {
-        size_t w = width_of(b->buf_dtype[i]);
+        size_t w = kb_width(b->buf_dtype[i]);
         for (size_t at = 0; at < b->buf[i].bytes; at += w) {
             uint64_t r = tj_test_random(&seed);
             struct sv v = {0};
@@ -851,7 +236,7 @@ static void fill(struct kb *b, uint64_t seed, bool tame) {
             static const int64_t ints[] = {0, 1, -1, 2, 7, -7, INT32_MIN, INT32_MAX, INT64_MIN, INT64_MAX, 255, 3};
             v.i = r % 3 == 0 && !tame ? ints[(r >> 8) % TJ_COUNT(ints)] : (int64_t)(r >> 16) % 19 - 9;
             v.i = b->buf_dtype[i] == TRACE_BOOL ? v.i & 1 : v.i;
-            store_value(b->buf[i].p + at, b->buf_dtype[i], v);
+            kb_store_value(b->buf[i].p + at, b->buf_dtype[i], v);
         }
     }
 }
@@ -990,7 +375,7 @@ START_TEST(tails) {
     SKIP_WITHOUT_MODULE;
     for (int heavy = 0; heavy < 2; heavy++) {
         for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {
-            for (int64_t n = 1; n <= 67; n += n < 34 ? 3 : 11) {
+            for (int64_t n = 1; n <= 67; n += n < 34 ? 1 : 11) {
                 int64_t ext[2] = {3, n};
                 struct kb b;
                 kb_init(&b, TJ_K_POINTWISE, 2, 2, 1, ext);
@@ -1021,7 +406,8 @@ START_TEST(strides) {
         struct kb b;
         kb_init(&b, TJ_K_POINTWISE, 2, 2, 1, size);
         int t = kb_buffer(&b, TRACE_F32, size[0] * size[1]);
-        (void)kb_output(&b, TRACE_F32, kb_add(&b, TJ_KOP_LOAD, TRACE_F32, kb_access(&b, t, (int64_t[]){1, size[0]}, 0), 0));
+        (void)kb_output(&b, TRACE_F32,
+                        kb_add(&b, TJ_KOP_LOAD, TRACE_F32, kb_access(&b, t, (int64_t[]){1, size[0]}, 0), 0));
         fill(&b, 9, false);
         compare(&b, "transpose");
         kb_free(&b);
@@ -1182,7 +568,7 @@ static void one_reduction(enum tj_kernel_kind kind, int red, int dtype, const in
     } else if (red == TJ_RED_SUM && (dtype == TRACE_BOOL || dtype == TRACE_U8 || dtype == TRACE_I32)) {
         x = kb_add(&b, TJ_OP_CAST, TRACE_I64, 0, 1, x);
     }
-    int in = compute_dtype(b.ins[x].dtype), rd = red == TJ_RED_ARGMAX || red == TJ_RED_ARGMIN ? TRACE_I64 : in;
+    int in = kb_compute(b.ins[x].dtype), rd = red == TJ_RED_ARGMAX || red == TJ_RED_ARGMIN ? TRACE_I64 : in;
     b.level = TJ_ROWLEVEL;
     tj_kv r = kb_add(&b, TJ_KOP_REDUCE, rd, red, 1, x);
     b.pass = 1;
@@ -1211,7 +597,7 @@ START_TEST(row_reductions) {
     static const int64_t lengths[] = {1, 2, 7, 8, 9, 31, 63, 64, 65, 100, 1000, 4096, 4097, 12289, 50000};
     for (size_t r = 0; r < TJ_COUNT(reds); r++) {
         for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {
-            for (size_t l = (r + d) % 3; l < TJ_COUNT(lengths); l += r ? 3 : 1) {
+            for (size_t l = 0; l < TJ_COUNT(lengths); l++) {
                 if (r && lengths[l] > 5000) {
                     continue;
                 }
@@ -1243,7 +629,7 @@ START_TEST(column_reductions) {
     static const int64_t lengths[] = {1, 3, 33, 64, 65, 200, 4096, 4100, 9000};
     for (size_t r = 0; r < TJ_COUNT(reds); r++) {
         for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {
-            for (size_t l = (r + d) % 4; l < TJ_COUNT(lengths); l += r ? 4 : 2) {
+            for (size_t l = 0; l < TJ_COUNT(lengths); l += r && d % 3 ? 2 : 1) {
                 one_reduction(TJ_K_COLS, reds[r], all_dtypes[d], (int64_t[]){2, lengths[l], lengths[l] > 300 ? 5 : 37},
                               3, 1, false, l & 1);
             }
@@ -1270,8 +656,8 @@ END_TEST
 START_TEST(softmax_rows) {
     SKIP_WITHOUT_MODULE;
     static const int64_t lengths[] = {1, 5, 8, 10, 16, 33, 64, 100, 1000, 5000};
-    for (size_t l = 0; l < TJ_COUNT(lengths); l++) {
-        for (int cache = 0; cache < 2; cache++) {
+    for (int cache = 0; cache < 2; cache++) {
+        for (size_t l = 0; l < TJ_COUNT(lengths); l++) {
             int64_t ext[2] = {3, lengths[l]};
             struct kb b;
             kb_init(&b, TJ_K_ROWS, 2, 1, 3, ext);
@@ -1308,7 +694,7 @@ static void norm(enum tj_kernel_kind kind, const int64_t *ext, int ndims, int np
     for (int d = npar; d < ndims - (kind == TJ_K_COLS); d++) {
         n *= ext[d];
     }
-    int f = compute_dtype(dtype);
+    int f = kb_compute(dtype);
     tj_kv x = kb_input(&b, dtype), r = kb_input(&b, dtype);
     tj_kv h = kb_add(&b, TJ_OP_ADD, f, 0, 2, x, r);
     b.ins[h].flags = cache ? TJ_KF_CACHE : 0;
@@ -1421,17 +807,17 @@ static void random_kernel(uint64_t seed) {
                 pool[n++] = kb_add(&b, TJ_OP_CAST, to, 0, 1, x);
                 continue;
             }
-            int f = dt == TRACE_F16 || dt == TRACE_BF16 ? dt : compute_dtype(dt);
+            int f = dt == TRACE_F16 || dt == TRACE_BF16 ? dt : kb_compute(dt);
             if (b.ins[y].dtype != dt) {
                 y = kb_add(&b, TJ_OP_CAST, dt, 0, 1, y);
             }
-            int op = cls(dt) != 'i'
+            int op = kb_class(dt) != 'i'
                          ? (PICK(2) ? float_unary[PICK(TJ_COUNT(float_unary))] : binary[PICK(TJ_COUNT(binary))])
                      : dt == TRACE_BOOL ? bool_binary[PICK(TJ_COUNT(bool_binary))]
                                         : int_binary[PICK(TJ_COUNT(int_binary))];
             bool un = false;
             for (size_t k = 0; k < TJ_COUNT(float_unary); k++) {
-                un = un || (cls(dt) != 'i' && float_unary[k] == op);
+                un = un || (kb_class(dt) != 'i' && float_unary[k] == op);
             }
             tj_kv r = kb_add(&b, op, gives_bool(op) ? TRACE_BOOL : f, 0, un ? 1 : 2, x, y);
             if (b.ins[r].dtype == TRACE_F16 || b.ins[r].dtype == TRACE_BF16) {
@@ -1449,10 +835,10 @@ static void random_kernel(uint64_t seed) {
         if (kind != TJ_K_POINTWISE) {
             tj_kv x = kb_again(&b, pool[n - 1]);
             int red = b.ins[x].dtype == TRACE_BOOL ? TJ_RED_ANY + PICK(2) : PICK(3);
-            if (red == TJ_RED_SUM && cls(b.ins[x].dtype) == 'i' && b.ins[x].dtype != TRACE_I64) {
+            if (red == TJ_RED_SUM && kb_class(b.ins[x].dtype) == 'i' && b.ins[x].dtype != TRACE_I64) {
                 x = kb_add(&b, TJ_OP_CAST, TRACE_I64, 0, 1, x);
             }
-            int rd = compute_dtype(b.ins[x].dtype);
+            int rd = kb_compute(b.ins[x].dtype);
             b.level = TJ_ROWLEVEL;
             tj_kv r = kb_add(&b, TJ_KOP_REDUCE, rd, red, 1, x);
             b.pass = (uint8_t)(p + 1);
