@@ -11,11 +11,11 @@
 
 struct job {
     struct job *next;
-    struct trace_region *region;       // holds a reference
-    struct tj_entry *entry, *similar;  // hold references
-    struct tj_site site;               // its file is `file`
+    struct trace_region *region;      // holds a reference
+    struct tj_entry *entry, *similar; // hold references
+    struct tj_site site;              // its file is `file`
     char *file;
-    struct trace_tensor *tensors;      // shapes and strides of the leaves
+    struct trace_tensor *tensors; // shapes and strides of the leaves
     struct tj_leaf *leaves;
     bool done; // the references are given back
 };
@@ -379,10 +379,10 @@ static double interpreted_ns(const struct tj_segment *s) {
         case TJ_VIEW: ns += 50; break;
         case TJ_CONTRACT:
             if (n->op == TJ_OP_CONV2D)
-                ns += NS_MULTIPLY * out * node_numel(t, in[1]) /
-                      (double)(tj_shape_dims(t, t->nodes[in[1]].shape)[0] > 0
-                                   ? tj_shape_dims(t, t->nodes[in[1]].shape)[0]
-                                   : 1);
+                ns +=
+                    NS_MULTIPLY * out * node_numel(t, in[1]) /
+                    (double)(tj_shape_dims(t, t->nodes[in[1]].shape)[0] > 0 ? tj_shape_dims(t, t->nodes[in[1]].shape)[0]
+                                                                            : 1);
             else if (n->op == TJ_OP_SDPA)
                 ns += NS_MULTIPLY * 2 * out * (last_dim(t, in[1]) > 0 ? node_numel(t, in[1]) / last_dim(t, in[1]) : 1);
             else

@@ -48,8 +48,7 @@ static inline void embed_ignore(void *user, const trace_event *e) { (void)user, 
 /* The interpreter: what results are checked against. */
 static inline enum trace_status embed_reference(trace_context **ctx) {
     setenv("TRACEJIT_NO", "jit", 1);
-    enum trace_status st =
-        trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .on_event = embed_ignore), ctx);
+    enum trace_status st = trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .on_event = embed_ignore), ctx);
     unsetenv("TRACEJIT_NO");
     return st;
 }
