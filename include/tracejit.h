@@ -224,7 +224,8 @@ TRACE_API const char *trace_dtype_name(enum trace_dtype d);   /* "f32" */
 /* options NULL: the defaults. On failure *ctx is NULL and trace_last_error(NULL) tells why. The environment
  * (TRACEJIT_*, docs/environment.md) is read here, once. The caller owns *ctx. */
 TRACE_API enum trace_status trace_context_create(const trace_context_options *options, trace_context **ctx);
-/* Refuses new runs (TRACE_ERR_SHUTDOWN) and waits for those in flight; TRACE_ERR_TIMEOUT when some remain. */
+/* Refuses new runs (TRACE_ERR_SHUTDOWN), cancels queued compiles, waits for runs in flight and for the compile under way,
+ * and ends the compile thread; TRACE_ERR_TIMEOUT when some remain. timeout_ms < 0: no limit. */
 TRACE_API enum trace_status trace_context_shutdown(trace_context *ctx, int timeout_ms);
 /* Drops the caller's reference. The context goes when its last region and tensor have gone too. NULL is fine. */
 TRACE_API void trace_context_release(trace_context *ctx);
@@ -322,8 +323,8 @@ TRACE_API size_t trace_region_workspace(const trace_region *r);
 /* Declares the bounds of a dim of a declared input, before the region's first run. An extent outside them is
  * TRACE_ERR_SHAPE at trace_begin. */
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
-/* Waits until no plan of the region is being compiled in the background; TRACE_ERR_TIMEOUT, or the first compile error.
- */
+/* Waits until no plan of the region is being compiled in the background; TRACE_ERR_TIMEOUT, or the first compile error
+ * since the last call (the interpreter runs that graph). timeout_ms < 0: no limit. */
 TRACE_API enum trace_status trace_wait_ready(trace_region *r, int timeout_ms);
 /* Asks the region's runs in flight to stop between kernels: their trace_end returns TRACE_ERR_SHUTDOWN. */
 TRACE_API void trace_region_cancel(trace_region *r);
