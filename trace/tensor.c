@@ -912,7 +912,8 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
         bool written = false, owned = st->flags & TJ_ST_OWNED;
-        bool pinned = atomic_load(&st->pins) > 0; // by a live bound plan, which reads this memory and no other
+        // By a live bound plan, or a DLPack consumer, which read this memory and no other.
+        bool pinned = atomic_load(&st->pins) > 0 || atomic_load(&st->exports) > 0;
         if (atomic_load(&st->pins_packed)) {
             tj_storage_drop(st);
             return tj_fail(TRACE_ERR_BUSY, "write: a live bound plan has a packed copy of this tensor; release the "
