@@ -1,6 +1,8 @@
 // jit/access_llvm.c: loads and stores of loop kernels: addresses, masks, gathers, scatters, staging of row ends.
 #include "loop_llvm.h"
 
+enum { PREFETCH_ROWS = 12 };
+
 static bool value_is(unsigned ival, unsigned v) { return ival == v; } // ivals 0 and 1 hold 0 and 1
 
 enum place tj_l_dim_place(const struct gen *g, unsigned d) {
@@ -275,6 +277,19 @@ static tj_lv gather(struct gen *g, unsigned a, tj_lv mask) {
     return v;
 }
 
+// Walking down columns the processor doesn't foresee the next pages.
+static void prefetch(struct gen *g, const struct tj_kaccess *s, tj_lv p) {
+    struct tj_emit *e = g->e;
+    unsigned st = s->stride[g->vdim - 1];
+    if (value_is(st, 0)) {
+        return;
+    }
+    tj_lv ahead = tj_e_gep(e, tj_e_memory_type(e, s->dtype), p,
+                           LLVMBuildMul(e->b, tj_l_ival(g, st), tj_e_i64(e, PREFETCH_ROWS), ""));
+    tj_lv args[] = {ahead, tj_e_i32(e, 0), tj_e_i32(e, 3), tj_e_i32(e, 1)};
+    (void)tj_e_call(e, "llvm.prefetch", &e->ptr, 1, args, 4);
+}
+
 tj_lv tj_l_load(struct gen *g, unsigned i) {
     const struct tj_kins *ins = &g->k->ins[i];
     unsigned a = (unsigned)ins->imm;
@@ -307,6 +322,9 @@ tj_lv tj_l_load(struct gen *g, unsigned i) {
     if (!masked) {
         tj_lv base = acc->ptr ? acc->ptr : acc->real;
         tj_lv p = base ? tj_e_gep(e, m, base, g->j) : tj_l_address(g, a, true);
+        if (g->k->kind == TJ_K_COLS && g->place[i] == AT_BODY) {
+            prefetch(g, s, p);
+        }
         v = acc->ptr || !g->tail ? tj_e_load(e, t, p, bytes) : masked_load(g, p, s->dtype, g->tail);
         return tj_l_from_memory(g, v, s->dtype);
     }

@@ -63,6 +63,7 @@ static struct {
 
 static void on_fatal(const char *reason) {
     (void)snprintf(fatal.text, sizeof fatal.text, "%s", reason ? reason : "");
+    fatal.text[strcspn(fatal.text, "\n")] = 0;
     if (fatal.armed) {
         longjmp(fatal.back, 1);
     }
