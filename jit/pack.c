@@ -21,13 +21,16 @@ void tj_pack_put(struct tj_packed *p) {
     tj_free(p);
 }
 
-void tj_pack_free_all(struct tj_storage *st) {
-    struct tj_packed *p = atomic_exchange(&st->packed, NULL);
+static void drop_chain(struct tj_packed *p) {
     while (p) {
         struct tj_packed *next = p->next;
         tj_pack_put(p);
         p = next;
     }
+}
+
+void tj_pack_free_all(struct tj_storage *st) {
+    drop_chain(atomic_exchange(&st->packed, NULL));
 }
 
 static bool same_view(const struct tj_view *a, const struct tj_view *b) {
@@ -68,6 +71,7 @@ tj_status tj_pack_get(struct tj_jit *jit, struct tj_storage *st, const struct tj
         void *data = fresh ? tj_buffer_alloc(jit->ctx, bytes) : NULL;
         if (!data) {
             tj_free(fresh);
+            drop_chain(stale);
             return tj_fail(TRACE_ERR_MEMORY, "out of memory for %zu bytes of packed weights", bytes);
         }
         *fresh = (struct tj_packed){.ctx = jit->ctx,
@@ -93,10 +97,6 @@ tj_status tj_pack_get(struct tj_jit *jit, struct tj_storage *st, const struct tj
         tj_unlock(&jit->pack_lock);
         tj_pack_put(fresh);
     }
-    while (stale) {
-        struct tj_packed *next = stale->next;
-        tj_pack_put(stale);
-        stale = next;
-    }
+    drop_chain(stale);
     return TRACE_OK;
 }
