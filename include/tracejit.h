@@ -90,7 +90,8 @@ enum trace_event_kind {
     TRACE_EVENT_BREAK,
     TRACE_EVENT_EVICT,
     TRACE_EVENT_FALLBACK,
-    TRACE_EVENT_LINT
+    TRACE_EVENT_LINT,
+    TRACE_EVENT_REPLAY /* runs of a REPLAY region can't be skipped, or one that was skipped was stale */
 };
 enum trace_format { TRACE_FORMAT_TEXT, TRACE_FORMAT_JSON, TRACE_FORMAT_PROMETHEUS, TRACE_FORMAT_HTML };
 enum { TRACE_GELU_NONE, TRACE_GELU_TANH };

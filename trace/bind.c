@@ -17,6 +17,7 @@ struct trace_bound {
     struct tj_data_error err;    // of the last run
     struct tj_entry *entry;      // a reference: its trace names ops and lines
     struct trace_region *region; // a reference
+    bool host_pool;              // it runs on the host's parallel_for
     uint32_t npins;
     struct pin pins[];
 };
@@ -222,6 +223,7 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
         return s;
     }
     p->run = ctx->backend->bound_run;
+    p->host_pool = opt.use_pool && ctx->opt.parallel_for;
     p->entry = e;
     p->region = r;
     (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
@@ -237,6 +239,9 @@ tj_status trace_bound_run(trace_bound *b) {
     tj_fpenv_enter(&env);
     b->run(b->plan);
     tj_fpenv_leave(&env);
+    char fault[200];
+    if (TJ_UNLIKELY(b->host_pool) && tj_pool_fault(fault, sizeof fault))
+        return tj_fail(TRACE_ERR_STATE, "%s", fault);
     if (TJ_LIKELY(!atomic_load_explicit(&b->err.set, memory_order_acquire)))
         return TRACE_OK;
     tj_status s = tj_segment_error(&b->entry->seg, &b->err);

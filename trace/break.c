@@ -381,6 +381,7 @@ tj_status tj_break_finish(struct tj_box *b, uint32_t nouts, uint32_t nwrites, co
     tj_status st = tj_break_plan(b, nouts, nwrites, site, &seg, &e);
     if (st)
         return st;
+    b->ended = e;
     st = check_writes(b, b->writes, nwrites);
     if (TJ_UNLIKELY(st))
         return st;

@@ -122,6 +122,10 @@ static tj_status read_begin(trace_tensor *t, const char *call, const char *kind,
     struct tj_run *run = tj_current;
     struct tj_site site = {loc, kind, true, NULL};
     memset(r, 0, sizeof *r);
+    if (run && !run->host_call) {
+        run->host_call = call;
+        run->host_at = loc;
+    }
     if (!t)
         return null_handle(call, loc);
     if (t == TRACE_NONE)

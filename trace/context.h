@@ -69,6 +69,8 @@ struct tj_run {
     bool written;                 // some memory was written: handles resolve to the current content
     bool broke;                   // a break has run part of the trace
     bool eager;                   // TRACE_MODE_EAGER scope: ops run at once
+    const char *host_call;        // first call of the run that reads or writes on the host's side, or NULL
+    struct tj_loc host_at;        // where it was
     bool compile_only;            // a placeholder is among the inputs
     tj_status failed;             // first error; later ops return NULL
     char error[TJ_ERROR_MAX];     // its text

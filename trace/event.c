@@ -32,6 +32,7 @@ static const struct {
     [TRACE_EVENT_EVICT] = {TJ_LOG_CACHE, "plan evicted"},
     [TRACE_EVENT_FALLBACK] = {TJ_LOG_ERRORS, "fallback"},
     [TRACE_EVENT_LINT] = {TJ_LOG_BREAKS, "unused condition"},
+    [TRACE_EVENT_REPLAY] = {TJ_LOG_BREAKS, "no replay"},
 };
 
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,

@@ -106,6 +106,7 @@ static void box_free(struct tj_box *b) {
     tj_free(b->musts);
     tj_free(b->deferred);
     tj_free(b->pool);
+    tj_replay_box_free(b);
     tj_free(b);
 }
 
@@ -287,6 +288,7 @@ void tj_region_drop(struct trace_region *r) {
         if (b)
             box_free(b);
     }
+    tj_replay_region_free(r);
     tj_cache_free(&r->cache);
     tj_free(r->bounds);
     bool hidden = r->hidden;
@@ -445,7 +447,9 @@ static void reset_box(struct tj_box *b) {
     b->segment = b->flushes = b->declared = 0;
     b->ran = 0;
     b->rolled = b->scope_failed = b->missed = false;
-    b->broke_call = NULL;
+    b->broke_call = b->later = run->host_call = NULL;
+    b->ended = NULL;
+    b->note = false;
     b->outer = NULL;
     atomic_store_explicit(&b->cancel, false, memory_order_relaxed);
     tj_run_reset(run);
@@ -504,6 +508,8 @@ bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const ch
         return refuse(r, TRACE_ERR_MEMORY);
     }
     tj_current = run;
+    if (r->opt.mode == TRACE_MODE_REPLAY && !run->eager && tj_replay_begin(b, in, n))
+        return false;
     return take_inputs(b, r, in, n, loc, true);
 }
 
@@ -555,7 +561,7 @@ bool trace_failed(const trace_context *ctx) {
     const struct tj_run *run = tj_current;
     if (!run || (ctx && run->ctx != ctx))
         return false;
-    return run->failed || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
+    return (run->failed && !tj_box_of((struct tj_run *)(uintptr_t)run)->replay) || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
 }
 
 // ---- closing --------------------------------------------------------------------------------------------------------
@@ -588,6 +594,8 @@ static void close_run(struct tj_box *b) {
         tj_free(run->scopes[i].text);
     run->nscopes = 0;
     tj_current = NULL;
+    if (b->replay)
+        tj_replay_drop(b);
     if (TJ_UNLIKELY(b->ndeferred))
         drop_deferred(b, 0);
     if (TJ_UNLIKELY(b->npool))
@@ -771,14 +779,18 @@ static tj_status close_failed(struct tj_box *b, tj_status st) {
     return tj_fail(st, "%s", text);
 }
 
-static void count_run(struct tj_box *b, uint64_t recorded) {
+static void count_run(struct tj_box *b, bool replay, uint64_t recorded) {
     struct tj_counters *c = &b->count;
     const struct tj_trace *t = &b->run.trace;
     TJ_BUMP(c, runs, 1);
-    TJ_BUMP(c, records, 1);
+    if (replay)
+        TJ_BUMP(c, replays, 1);
+    else
+        TJ_BUMP(c, records, 1);
     if (t->nnodes)
         TJ_BUMP(c, ops_recorded, t->nnodes - t->nleaves - t->nparams);
-    TJ_BUMP(c, record_ns, recorded);
+    if (!replay)
+        TJ_BUMP(c, record_ns, recorded);
     if (b->ran) {
         TJ_BUMP(c, run_ns, b->ran);
         if (b->ran > atomic_load_explicit(&c->worst_run_ns, memory_order_relaxed))
@@ -810,14 +822,17 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
     if (run->nscopes > 1)
         return end_inner(b, out, n, loc);
     uint64_t begin = run->begin_ns, before = b->ran, now = tj_ticks();
+    bool replay = b->replay != NULL;
     tj_status st = run->failed;
-    if (TJ_LIKELY(!st))
+    if (replay)
+        st = tj_replay_end(b, out, n, loc);
+    else if (TJ_LIKELY(!st))
         st = run->eager ? tj_finish_eager(b, out, n, loc) : tj_finish(b, out, n, loc);
     if (TJ_UNLIKELY(st)) {
         clear_outs(out, n);
         return close_failed(b, st);
     }
-    count_run(b, now - begin - before);
+    count_run(b, replay, now - begin - before);
     close_run(b);
     return TRACE_OK;
 }
@@ -837,6 +852,12 @@ tj_status trace_end_bind_at(trace_region *r, const trace_bind_options *o, trace_
         (void)tj_op_fail(TRACE_ERR_STATE, "trace_end_bind", loc,
                          "region '%s' is inlined into an open run of region '%s'; bind it outside of that", r->name,
                          run->region->name);
+    else if (b->replay) {
+        run->failed = TRACE_OK; // tells what happened, not what ops of a replay are told
+        tj_replay_drop(b);
+        (void)tj_op_fail(TRACE_ERR_STATE, "trace_end_bind", loc,
+                         "the run is a replay, nothing was recorded; bind in a region of TRACE_MODE_RECORD");
+    }
     if (run->nscopes > 1)
         return end_inner(b, NULL, 0, loc);
     uint64_t begin = run->begin_ns, now = tj_ticks();

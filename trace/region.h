@@ -6,6 +6,7 @@
 #define TJ_SLOTS 64       // run objects a region keeps; threads beyond get one of their own for a run
 #define TJ_HINTS 16       // plans a run object remembers by hash
 #define TJ_PREDICT 8      // plans a run object remembers by the number of the segment in the run
+#define TJ_REPLAYS 4      // recordings a run object replays without looking them up
 #define TJ_REASONS 32     // recompiles a region keeps for reports
 #define TJ_CREDIT_MAX 255 // hits that count for a plan's survival
 
@@ -142,7 +143,19 @@ struct tj_box {
     uint32_t declared; // declared inputs of the outermost begin
     uint64_t ran;      // ticks plans of this run have run
     bool missed;       // some segment had no plan
-    struct tj_loc broke_at; // the first graph break of the run, or the first other call that a skipped body would miss
+    struct tj_entry *ended; // plan of the run's last segment; borrowed from the hints, NULL: none
+    // replay mode (replay.c)
+    struct tj_replay *replays[TJ_REPLAYS]; // the last one used is the first
+    struct tj_replay *replay;              // of the open run; NULL: it records
+    bool note;                             // the run records, and its end compares with other runs
+    const char *later;                     // the run's first deferred form: its name, or NULL; and where
+    struct tj_loc later_at;
+    struct tj_signature *sig; // of the run's inputs, when it is noted
+    uint32_t nsig, capsig;
+    uint64_t sig_hash;
+    struct tj_out_rule *rules; // of its outputs
+    uint32_t nrules, caprules;
+    struct tj_loc broke_at; // the first graph break of the run
     const char *broke_call; // literal; NULL: none
     bool touched;      // something was learned at a break
     bool rolled;       // some nodes were rolled back: segments have to be extracted
@@ -204,6 +217,8 @@ struct trace_region {
     char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
     _Atomic uint32_t serial;          // of dumped plans
+    struct tj_recording *recordings;  // of replay mode, youngest first; under the cache's lock
+    uint32_t nrecordings;
     _Atomic size_t plan_bytes;        // workspace that the plan compiled last would need when bound
     _Atomic size_t bound_bytes;       // that of the plan bound last; 0: none
     _Atomic int backend;              // of the hidden region: enum tj_backend_stage of the context's compiler
@@ -317,6 +332,19 @@ tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor
 bool tj_written_here(struct tj_box *box, const struct trace_tensor *t);
 // Prints a tensor as trace_print does.
 void tj_print_tensor(const struct trace_tensor *t, const char *name);
+
+// ---- replay mode (replay.c)
+// --------------------------------------------------------------------------------------------
+
+// Whether the run opened over these inputs is a replay: then the run holds what it needs. Else it records; b->note.
+bool tj_replay_begin(struct tj_box *b, trace_tensor *const *in, size_t n);
+tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct tj_loc loc);
+void tj_replay_drop(struct tj_box *b); // lets go of what the open replay holds
+// Of a run that is noted, before it runs: where its outputs come from. outmap: computed output or UINT32_MAX.
+void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const uint32_t *outmap);
+void tj_replay_note(struct tj_box *b); // after it: compares with the runs before
+void tj_replay_box_free(struct tj_box *b);
+void tj_replay_region_free(struct trace_region *r);
 
 // ---- bound plans (bind.c)
 // ---------------------------------------------------------------------------------------------

@@ -135,6 +135,13 @@ tj_status tj_finish(struct tj_box *b, trace_tensor **out, size_t n, struct tj_lo
     tj_status st = sort_outs(b, out, n, loc, &nouts);
     if (!st && TJ_UNLIKELY(b->ndeferred))
         sort_deferred(b, n, &nouts);
+    if (!st && TJ_UNLIKELY(b->note)) {
+        if (b->ndeferred) {
+            b->later = b->deferred[0].print ? "trace_print_later" : "trace_item_later";
+            b->later_at = b->deferred[0].loc;
+        }
+        tj_replay_outs(b, out, n, b->outmap);
+    }
     if (!st && !tj_pending_writes(b, &nwrites))
         st = tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory");
     if (!st && (nouts || nwrites)) {
@@ -155,6 +162,8 @@ tj_status tj_finish(struct tj_box *b, trace_tensor **out, size_t n, struct tj_lo
         finish_deferred(b, n);
     for (uint32_t i = 0; i < nouts; i++)
         trace_release(b->outt[i]);
+    if (TJ_UNLIKELY(b->note))
+        tj_replay_note(b);
     // Plans for the next runs. The outputs are right whatever comes of it.
     if (TJ_UNLIKELY(b->ninstances))
         tj_break_learn(b);

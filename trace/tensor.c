@@ -909,6 +909,10 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
         return TRACE_OK;
     }
     struct tj_run *run = tj_current;
+    if (run && !run->host_call) {
+        run->host_call = "trace_write";
+        run->host_at = TJ_LOC(NULL, 0);
+    }
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
         bool written = false, owned = st->flags & TJ_ST_OWNED;

@@ -1,0 +1,758 @@
+// trace/replay.c: replay mode: runs of a region whose body is skipped, because two runs before recorded the same.
+//
+// A recording belongs to a signature: dtype, exact extents and strides, kind of memory and identity pattern of the
+// declared inputs. The first two runs of a signature record as in any region; when both had the same plan, scalars,
+// integer arguments, captured tensors and outputs, and nothing that a skipped body would miss, the third is a replay:
+// the plan runs over this run's inputs and the captured tensors, which the recording holds. A signature for which that
+// isn't so records for ever, and says why once.
+//
+// What a thread replays with (leaves, memory of outputs) hangs on its run object, so that a steady replay takes no lock
+// of the region and allocates nothing.
+#include <stdio.h>
+
+#include "../lib/hash.h"
+#include "record.h"
+#include "region.h"
+
+#define KEEP_BYTES ((size_t)1 << 20) // larger results aren't kept for the next run
+
+// What has to be equal in a declared input.
+struct tj_signature {
+    uint8_t dtype, rank;
+    uint16_t same;  // first input with the same handle
+    uint32_t flags; // of its storage
+    int64_t dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
+};
+_Static_assert(sizeof(struct tj_signature) == 8 + 16 * TJ_MAX_RANK, "signatures are hashed and compared as bytes");
+
+enum out_kind {
+    OUT_COMPUTED, // result `index` of the plan
+    OUT_INPUT,    // declared input `index` itself
+    OUT_TENSOR,   // a captured tensor itself
+    OUT_VIEW      // a view of leaf `index`
+};
+struct tj_out_rule {
+    uint32_t kind, index;
+    struct trace_tensor *tensor; // TENSOR: a reference of the recording
+    uint32_t dtype, rank;        // VIEW: place in the leaf's tensor
+    int64_t offset, dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
+};
+
+enum recording_state { SEEN, READY, REFUSED };
+struct tj_recording {
+    atomic_int refs;
+    _Atomic int state; // enum recording_state
+    uint64_t hash;
+    uint32_t ninputs, nleaves, nparams, nrules;
+    struct tj_signature *inputs;
+    struct tj_entry *entry;        // a reference
+    struct trace_tensor **sources; // one a leaf: the captured handle, a reference; NULL: declared
+    struct tj_param *params;
+    struct tj_out_rule *rules;
+    bool returns_input, writes;
+    struct tj_recording *next; // of the region; under its cache's lock
+};
+
+// A recording in the hands of one run object.
+struct tj_replay {
+    struct tj_recording *rec; // a reference
+    struct tj_trace trace;    // the plan's, with the leaves and parameters below
+    struct tj_segment seg;
+    struct tj_leaf *leaves;
+    struct trace_tensor *snaps;   // what the leaves point to
+    struct tj_storage **held;     // one a leaf: storage of a captured tensor when it was last used, a reference
+    struct trace_tensor **outs;   // results of the last replay, a reference each
+    struct trace_tensor **inputs; // of the run, a reference each where outputs need them
+    uint32_t entered;             // leaves of the open run that are held
+    uint32_t age;                 // replays since the last recorded run
+};
+
+// ---- recordings -----------------------------------------------------------------------------------------------------
+
+static void recording_put(struct tj_recording *rec) {
+    if (!rec || atomic_fetch_sub_explicit(&rec->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (uint32_t i = 0; rec->sources && i < rec->nleaves; i++) {
+        if (rec->sources[i])
+            tj_tensor_drop(rec->sources[i]);
+    }
+    for (uint32_t i = 0; rec->rules && i < rec->nrules; i++) {
+        if (rec->rules[i].tensor)
+            tj_tensor_drop(rec->rules[i].tensor);
+    }
+    tj_entry_put(rec->entry);
+    tj_free(rec->inputs);
+    tj_free(rec->sources);
+    tj_free(rec->params);
+    tj_free(rec->rules);
+    tj_free(rec);
+}
+
+void tj_replay_region_free(struct trace_region *r) {
+    for (struct tj_recording *rec = r->recordings, *next; rec; rec = next) {
+        next = rec->next;
+        recording_put(rec);
+    }
+    r->recordings = NULL;
+}
+
+static void *copy_of(const void *src, size_t n, size_t size) {
+    void *p = tj_malloc(n * size);
+    if (p && n)
+        memcpy(p, src, n * size);
+    return p;
+}
+
+static void retain(struct trace_tensor *t) { (void)atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed); }
+
+// What the run of b recorded; NULL: out of memory.
+static struct tj_recording *recording_new(const struct tj_box *b, enum recording_state state) {
+    const struct tj_trace *t = &b->run.trace;
+    struct tj_recording *rec = tj_calloc(1, sizeof *rec);
+    if (!rec)
+        return NULL;
+    atomic_init(&rec->refs, 1);
+    atomic_init(&rec->state, state);
+    rec->hash = b->sig_hash;
+    rec->ninputs = b->nsig;
+    rec->inputs = copy_of(b->sig, b->nsig, sizeof *rec->inputs);
+    if (!rec->inputs) {
+        recording_put(rec);
+        return NULL;
+    }
+    if (state == REFUSED)
+        return rec;
+    rec->params = copy_of(t->params, t->nparams, sizeof *rec->params);
+    rec->rules = copy_of(b->rules, b->nrules, sizeof *rec->rules);
+    rec->sources = tj_calloc(t->nleaves, sizeof *rec->sources);
+    if (rec->rules)
+        rec->nrules = b->nrules;
+    for (uint32_t i = 0; i < rec->nrules; i++) {
+        if (rec->rules[i].tensor)
+            retain(rec->rules[i].tensor);
+        rec->returns_input |= rec->rules[i].kind == OUT_INPUT;
+    }
+    if (!rec->params || !rec->rules || !rec->sources) {
+        recording_put(rec);
+        return NULL;
+    }
+    rec->nparams = t->nparams;
+    rec->nleaves = t->nleaves;
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        rec->writes |= t->leafkeys[i].flags & TJ_LEAF_WRITTEN;
+        if (!t->leafkeys[i].input) {
+            rec->sources[i] = t->leaves[i].source;
+            retain(rec->sources[i]);
+        }
+    }
+    rec->entry = b->ended;
+    (void)atomic_fetch_add_explicit(&rec->entry->refs, 1, memory_order_relaxed);
+    return rec;
+}
+
+// The region's recording of the box's signature, with a reference, or NULL. The lock is held.
+static struct tj_recording *find(const struct tj_box *b) {
+    for (struct tj_recording *rec = b->run.region->recordings; rec; rec = rec->next) {
+        if (rec->hash == b->sig_hash && rec->ninputs == b->nsig &&
+            !memcmp(rec->inputs, b->sig, b->nsig * sizeof *b->sig)) {
+            (void)atomic_fetch_add_explicit(&rec->refs, 1, memory_order_relaxed);
+            return rec;
+        }
+    }
+    return NULL;
+}
+
+// Takes a recording off the region's list; the list's reference is the caller's. False: it was off already.
+static bool unlink_recording(struct trace_region *r, struct tj_recording *rec) {
+    tj_lock(&r->cache.lock);
+    struct tj_recording **p = &r->recordings;
+    while (*p && *p != rec)
+        p = &(*p)->next;
+    bool there = *p != NULL;
+    if (there) {
+        *p = rec->next;
+        r->nrecordings--;
+    }
+    tj_unlock(&r->cache.lock);
+    return there;
+}
+
+// ---- signatures -----------------------------------------------------------------------------------------------------
+
+static bool usable(const struct tj_run *run, const struct trace_tensor *t) {
+    return t && t != TRACE_NONE && !tj_is_value(t) && t->ctx == run->ctx && t->state == TJ_T_READY;
+}
+
+// Up to the flags of the storage, which are looked at once it is held.
+static bool same_inputs(const struct tj_run *run, const struct tj_recording *rec, trace_tensor *const *in, size_t n) {
+    if (rec->ninputs != n)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const struct tj_signature *s = &rec->inputs[i];
+        const struct trace_tensor *t = in[i];
+        if (!usable(run, t) || t->dtype != s->dtype || t->rank != s->rank)
+            return false;
+        for (int d = 0; d < t->rank; d++) {
+            if (t->dims[d] != s->dims[d] || t->strides[d] != s->strides[d])
+                return false;
+        }
+        for (size_t k = 0; k <= i; k++) {
+            if (in[k] != t)
+                continue;
+            if (k != s->same)
+                return false;
+            break;
+        }
+    }
+    return true;
+}
+
+static bool fill_signature(struct tj_box *b, trace_tensor *const *in, size_t n) {
+    if (n > UINT16_MAX || !tj_grow((void **)&b->sig, &b->capsig, (uint32_t)n, sizeof *b->sig))
+        return false;
+    b->nsig = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        struct trace_tensor *t = in[i];
+        struct tj_signature *s = &b->sig[i];
+        if (!usable(&b->run, t))
+            return false;
+        struct tj_storage *st = tj_tensor_storage(t);
+        if (!st)
+            return false;
+        memset(s, 0, sizeof *s);
+        s->dtype = t->dtype;
+        s->rank = t->rank;
+        s->flags = st->flags;
+        while (in[s->same] != t)
+            s->same++;
+        memcpy(s->dims, t->dims, t->rank * sizeof *t->dims);
+        memcpy(s->strides, t->strides, t->rank * sizeof *t->strides);
+        tj_storage_drop(st);
+    }
+    b->sig_hash = tj_hash_bytes(b->sig, n * sizeof *b->sig, n);
+    return true;
+}
+
+// ---- instances ------------------------------------------------------------------------------------------------------
+
+static void replay_free(struct tj_replay *p) {
+    if (!p)
+        return;
+    for (uint32_t i = 0; p->held && i < p->rec->nleaves; i++)
+        tj_storage_drop(p->held[i]);
+    for (uint32_t i = 0; p->outs && i < p->seg.nouts; i++) {
+        if (p->outs[i])
+            tj_tensor_drop(p->outs[i]);
+    }
+    tj_free(p->leaves);
+    tj_free(p->snaps);
+    tj_free(p->held);
+    tj_free(p->outs);
+    tj_free(p->inputs);
+    recording_put(p->rec);
+    tj_free(p);
+}
+
+void tj_replay_box_free(struct tj_box *b) {
+    for (size_t i = 0; i < TJ_REPLAYS; i++)
+        replay_free(b->replays[i]);
+    tj_free(b->sig);
+    tj_free(b->rules);
+}
+
+// rec: a reference, taken over.
+static struct tj_replay *replay_new(struct tj_box *b, struct tj_recording *rec) {
+    struct tj_replay *p = tj_calloc(1, sizeof *p);
+    if (!p) {
+        recording_put(rec);
+        return NULL;
+    }
+    uint32_t n = rec->nleaves;
+    p->rec = rec;
+    p->trace = rec->entry->trace;
+    p->seg = rec->entry->seg;
+    p->leaves = tj_calloc(n, sizeof *p->leaves);
+    p->snaps = tj_calloc(n, sizeof *p->snaps);
+    p->held = tj_calloc(n, sizeof(struct tj_storage *));
+    p->outs = tj_calloc(p->seg.nouts, sizeof(struct trace_tensor *));
+    p->inputs = tj_calloc(rec->ninputs, sizeof(struct trace_tensor *));
+    if (!p->leaves || !p->snaps || !p->held || !p->outs || !p->inputs) {
+        replay_free(p);
+        return NULL;
+    }
+    p->trace.leaves = p->leaves;
+    p->trace.params = rec->params;
+    p->seg.trace = &p->trace;
+    for (uint32_t i = 0; i < n; i++) {
+        struct trace_tensor *s = &p->snaps[i];
+        const struct trace_tensor *t = rec->sources[i];
+        const struct tj_leaf_key *k = &p->trace.leafkeys[i];
+        atomic_init(&s->refs, 1);
+        s->dtype = k->dtype;
+        s->rank = k->rank;
+        s->layout = k->layout;
+        memcpy(s->dims, tj_shape_dims(&p->trace, k->shape), k->rank * sizeof *s->dims);
+        memcpy(s->strides, k->input ? rec->inputs[k->input - 1].strides : t->strides, k->rank * sizeof *s->strides);
+        (void)tj_numel(s->dims, s->rank, &s->numel);
+        s->offset = t ? t->offset : 0;
+        s->ctx = b->run.ctx;
+        s->internal = true;
+        p->leaves[i] = (struct tj_leaf){s, NULL};
+    }
+    return p;
+}
+
+// ---- begin ----------------------------------------------------------------------------------------------------------
+
+static void leave(struct tj_replay *p) {
+    for (uint32_t i = 0; i < p->entered; i++) {
+        struct tj_storage *st = p->snaps[i].st;
+        tj_reader_leave(st);
+        p->snaps[i].st = NULL;
+        if (!p->rec->sources[i])
+            tj_storage_drop(st);
+    }
+    p->entered = 0;
+    for (uint32_t i = 0; p->rec->returns_input && i < p->rec->ninputs; i++) {
+        if (p->inputs[i])
+            tj_tensor_drop(p->inputs[i]);
+        p->inputs[i] = NULL;
+    }
+}
+
+void tj_replay_drop(struct tj_box *b) {
+    leave(b->replay);
+    b->replay = NULL;
+}
+
+enum answer { REPLAY, RECORD, OTHER /* another kind of memory: another recording, if any */ };
+
+// Holds the content that the leaves have now.
+static enum answer enter(struct tj_replay *p, trace_tensor *const *in) {
+    const struct tj_recording *rec = p->rec;
+    for (uint32_t i = 0; i < rec->nleaves; i++) {
+        struct trace_tensor *s = &p->snaps[i], *t = rec->sources[i];
+        if (t) {
+            for (;;) { // trace_write may give it other memory
+                if (p->held[i] != __atomic_load_n(&t->st, __ATOMIC_RELAXED)) {
+                    tj_storage_drop(p->held[i]);
+                    p->held[i] = tj_tensor_storage(t);
+                }
+                (void)tj_reader_enter(p->held[i]);
+                if (TJ_LIKELY(p->held[i] == __atomic_load_n(&t->st, __ATOMIC_RELAXED)))
+                    break;
+                tj_reader_leave(p->held[i]);
+            }
+            s->st = p->held[i];
+        } else {
+            uint32_t k = p->trace.leafkeys[i].input - 1;
+            s->st = tj_tensor_storage(in[k]);
+            s->offset = in[k]->offset;
+            (void)tj_reader_enter(s->st);
+            if (s->st->flags != rec->inputs[k].flags) {
+                p->entered = i + 1;
+                leave(p);
+                return OTHER;
+            }
+        }
+        p->entered = i + 1;
+    }
+    // Written memory must still be apart from the rest: with groups of overlapping leaves nothing is replayed.
+    for (uint32_t i = 0; rec->writes && i < rec->nleaves; i++) {
+        if (!(p->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN))
+            continue;
+        for (uint32_t k = 0; k < rec->nleaves; k++) {
+            if (k != i && tj_tensors_overlap(&p->snaps[i], &p->snaps[k])) {
+                leave(p);
+                return RECORD; // a case of its own, which isn't common enough to be replayed
+            }
+        }
+    }
+    for (uint32_t i = 0; rec->returns_input && i < rec->ninputs; i++) {
+        p->inputs[i] = in[i];
+        retain(in[i]);
+    }
+    return REPLAY;
+}
+
+// Opens a replay with the instance in slot i, whose inputs match. RECORD: b->note says whether the run is noted.
+static enum answer try_slot(struct tj_box *b, size_t i, trace_tensor *const *in, size_t n) {
+    struct trace_region *r = b->run.region;
+    struct tj_replay *p = b->replays[i];
+    bool gone = atomic_load_explicit(&p->rec->entry->evicted, memory_order_relaxed);
+    bool ready = atomic_load_explicit(&p->rec->state, memory_order_acquire) == READY;
+    if (TJ_UNLIKELY(gone || !ready)) {
+        // A plan that was dropped is made again by runs that record; they begin anew.
+        if (gone && unlink_recording(r, p->rec))
+            recording_put(p->rec);
+        b->replays[i] = NULL;
+        replay_free(p);
+        b->note = gone && fill_signature(b, in, n);
+        return RECORD;
+    }
+    enum answer a = enter(p, in);
+    if (TJ_UNLIKELY(a != REPLAY))
+        return a;
+    if (TJ_UNLIKELY(r->opt.replay_check && ++p->age >= r->opt.replay_check)) {
+        p->age = 0;
+        leave(p);
+        b->note = fill_signature(b, in, n);
+        return RECORD;
+    }
+    if (i) { // the last one used is the first
+        b->replays[i] = b->replays[0];
+        b->replays[0] = p;
+    }
+    static const char text[] = "the run is a replay: trace_begin said to skip the body";
+    b->replay = p;
+    b->run.failed = TRACE_ERR_STATE; // ops of a host that doesn't look at trace_begin's answer record nothing
+    memcpy(b->run.error, text, sizeof text);
+    return REPLAY;
+}
+
+bool tj_replay_begin(struct tj_box *b, trace_tensor *const *in, size_t n) {
+    struct trace_region *r = b->run.region;
+    for (size_t i = 0; i < TJ_REPLAYS; i++) {
+        if (!b->replays[i] || !same_inputs(&b->run, b->replays[i]->rec, in, n))
+            continue;
+        enum answer a = try_slot(b, i, in, n);
+        if (a != OTHER)
+            return a == REPLAY;
+    }
+    b->note = fill_signature(b, in, n);
+    if (!b->note)
+        return false;
+    tj_lock(&r->cache.lock);
+    struct tj_recording *rec = find(b);
+    tj_unlock(&r->cache.lock);
+    if (!rec)
+        return false;
+    int state = atomic_load(&rec->state);
+    if (state != READY) {
+        b->note = state == SEEN;
+        recording_put(rec);
+        return false;
+    }
+    struct tj_replay *p = replay_new(b, rec);
+    if (!p)
+        return false;
+    replay_free(b->replays[TJ_REPLAYS - 1]);
+    memmove(b->replays + 1, b->replays, (TJ_REPLAYS - 1) * sizeof *b->replays);
+    b->replays[0] = p;
+    b->note = false;
+    return try_slot(b, 0, in, n) == REPLAY;
+}
+
+// ---- end ------------------------------------------------------------------------------------------------------------
+
+static bool reusable(struct trace_tensor *t) {
+    return t && atomic_load_explicit(&t->refs, memory_order_acquire) == 1 &&
+           atomic_load_explicit(&t->st->refs, memory_order_acquire) == 1 && t->st->flags & TJ_ST_OWNED &&
+           !atomic_load_explicit(&t->st->packed, memory_order_relaxed);
+}
+
+// Memory for the plan's results: what the host has released is taken again.
+static bool make_outs(struct tj_box *b, struct tj_replay *p) {
+    for (uint32_t i = 0; i < p->seg.nouts; i++) {
+        struct trace_tensor *t = p->outs[i];
+        if (TJ_LIKELY(reusable(t))) {
+            (void)atomic_fetch_add_explicit(&t->st->version, 1, memory_order_relaxed);
+            continue;
+        }
+        const struct tj_node *n = &p->trace.nodes[p->seg.outs[i]];
+        if (t)
+            tj_tensor_drop(t);
+        p->outs[i] = tj_tensor_new(b->run.ctx, (tj_dtype)n->dtype, tj_shape_dims(&p->trace, n->shape),
+                                   tj_shape_rank(&p->trace, n->shape), tj_ops[n->op].name, (struct tj_loc){NULL, 0});
+        if (!p->outs[i])
+            return false;
+    }
+    return true;
+}
+
+static struct trace_tensor *deliver(struct tj_replay *p, const struct tj_out_rule *o) {
+    struct trace_tensor *t = o->kind == OUT_COMPUTED ? p->outs[o->index]
+                             : o->kind == OUT_INPUT  ? p->inputs[o->index]
+                                                     : o->tensor;
+    if (o->kind == OUT_VIEW) {
+        const struct trace_tensor *leaf = &p->snaps[o->index];
+        return tj_tensor_view(leaf->st, (tj_dtype)o->dtype, o->dims, o->strides, o->rank, leaf->offset + o->offset,
+                              "view", (struct tj_loc){NULL, 0});
+    }
+    retain(t);
+    return t;
+}
+
+tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct tj_loc loc) {
+    struct tj_replay *p = b->replay;
+    struct tj_run *run = &b->run;
+    struct tj_recording *rec = p->rec;
+    run->failed = TRACE_OK;
+    run->error[0] = '\0';
+    if (TJ_UNLIKELY(n != rec->nrules)) {
+        atomic_store(&rec->state, REFUSED);
+        return tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end", loc,
+                          "the run is a replay of one with %u outputs, and %zu are asked for", rec->nrules, n);
+    }
+    for (uint32_t i = 0; rec->writes && i < rec->nleaves; i++) {
+        if (p->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN && atomic_load(&p->snaps[i].st->pins_packed))
+            return tj_op_fail(TRACE_ERR_BUSY, "trace_end", loc,
+                              "the run writes a tensor of which a live bound plan has a packed copy");
+    }
+    if (!make_outs(b, p))
+        return tj_last_status();
+    tj_status st = tj_segment_run(b, &p->seg, rec->entry, p->outs);
+    for (uint32_t i = 0; rec->writes && i < rec->nleaves; i++) {
+        if (p->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN)
+            (void)atomic_fetch_add_explicit(&p->snaps[i].st->version, 1, memory_order_release);
+    }
+    for (size_t i = 0; i < n && !st; i++) {
+        out[i] = deliver(p, &rec->rules[i]);
+        if (out[i])
+            continue;
+        st = tj_last_status();
+        while (i-- > 0)
+            trace_release(out[i]);
+        break;
+    }
+    for (uint32_t i = 0; i < p->seg.nouts; i++) {
+        if (TJ_UNLIKELY(st || p->outs[i]->st->bytes > KEEP_BYTES || run->ctx->opt.memory_limit)) {
+            tj_tensor_drop(p->outs[i]);
+            p->outs[i] = NULL;
+        }
+    }
+    return st;
+}
+
+// ---- what a recorded run says ---------------------------------------------------------------------------------------
+
+void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const uint32_t *outmap) {
+    struct tj_run *run = &b->run;
+    if (!tj_grow((void **)&b->rules, &b->caprules, (uint32_t)n, sizeof *b->rules)) {
+        b->note = false;
+        return;
+    }
+    b->nrules = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        struct tj_out_rule *o = &b->rules[i];
+        struct trace_tensor *t = out[i];
+        struct tj_place v = {.source = NULL};
+        memset(o, 0, sizeof *o);
+        if (outmap[i] != UINT32_MAX) {
+            o->index = outmap[i]; // OUT_COMPUTED
+            continue;
+        }
+        if (tj_is_value(t)) {
+            tj_ref ref = tj_resolve(run, t, "trace_end", (struct tj_loc){NULL, 0});
+            if (ref == TJ_NIL || !tj_value_view(run, ref, &v)) {
+                b->note = false; // stored by a break: not replayed anyway
+                return;
+            }
+            t = v.source;
+        }
+        uint32_t leaf = 0;
+        while (leaf < run->trace.nleaves &&
+               (t ? run->trace.leaves[leaf].source != t : run->trace.leaves[leaf].tensor != v.tensor))
+            leaf++;
+        bool known = leaf < run->trace.nleaves;
+        if (!t) {
+            o->kind = OUT_VIEW;
+            o->index = leaf;
+            o->dtype = v.tensor->dtype;
+            o->rank = (uint32_t)v.rank;
+            o->offset = v.offset - v.tensor->offset;
+            memcpy(o->dims, v.dims, v.rank * sizeof *v.dims);
+            memcpy(o->strides, v.strides, v.rank * sizeof *v.strides);
+            b->note &= known;
+        } else if (known && run->trace.leafkeys[leaf].input) {
+            o->kind = OUT_INPUT;
+            o->index = run->trace.leafkeys[leaf].input - 1;
+        } else {
+            o->kind = OUT_TENSOR;
+            o->tensor = t;
+        }
+    }
+}
+
+struct why {
+    struct tj_loc loc;
+    char text[500];
+};
+
+// The first op that has node n as an operand; TJ_NIL: none.
+static tj_ref user_of(const struct tj_trace *t, tj_ref n) {
+    for (tj_ref i = n + 1; i < t->nnodes; i++) {
+        const tj_ref *in = tj_node_in(t, &t->nodes[i]);
+        for (uint32_t k = 0; k < t->nodes[i].nin; k++) {
+            if (in[k] == n)
+                return i;
+        }
+    }
+    return TJ_NIL;
+}
+
+// The node of leaf or parameter `index`.
+static tj_ref node_of(const struct tj_trace *t, enum tj_op op, uint32_t index) {
+    for (tj_ref i = 0; i < t->nnodes; i++) {
+        if (t->nodes[i].op == op && ((const struct tj_attr_leaf *)tj_node_attr(t, &t->nodes[i]))->index == index)
+            return i;
+    }
+    return TJ_NIL;
+}
+
+static void at_user(const struct tj_trace *t, tj_ref n, struct why *why, char *op, size_t cap) {
+    tj_ref user = n == TJ_NIL ? TJ_NIL : user_of(t, n);
+    (void)snprintf(op, cap, "an op");
+    if (user != TJ_NIL) {
+        why->loc = t->locs[user];
+        (void)tj_op_text(t, user, op, cap);
+    }
+}
+
+// Why the body of this run can't be skipped, whatever other runs record. False: it can.
+static bool unsafe(const struct tj_box *b, struct why *why) {
+    const struct tj_run *run = &b->run;
+    const struct tj_trace *t = &run->trace;
+    char op[300];
+    *why = (struct why){.loc = {NULL, 0}};
+    if (run->host_call) {
+        why->loc = run->host_at;
+        (void)snprintf(why->text, sizeof why->text, "%s in the body: the host would miss it; call it after trace_end",
+                       run->host_call);
+    } else if (b->flushes || run->broke) {
+        why->loc = b->broke_at;
+        (void)snprintf(why->text, sizeof why->text, "graph break in the body (%s)", b->broke_call ? b->broke_call : "?");
+    } else if (b->later) {
+        why->loc = b->later_at;
+        (void)snprintf(why->text, sizeof why->text, "%s in the body: the host would miss it; make the value an output",
+                       b->later);
+    } else if (b->rolled) {
+        (void)snprintf(why->text, sizeof why->text, "a region inside it failed");
+    } else {
+        for (uint32_t i = 0; i < t->nleaves; i++) {
+            if (!t->leafkeys[i].group && (t->leafkeys[i].input || t->leaves[i].source))
+                continue;
+            at_user(t, node_of(t, TJ_OP_LEAF, i), why, op, sizeof op);
+            (void)snprintf(why->text, sizeof why->text, "%s uses memory that another tensor of the body shares", op);
+            return true;
+        }
+        return false;
+    }
+    return true;
+}
+
+// Whether the run recorded what rec holds; else why tells the difference.
+static bool same(const struct tj_recording *rec, const struct tj_box *b, struct why *why) {
+    const struct tj_trace *t = &b->run.trace, *old = &rec->entry->trace;
+    const struct tj_segment *s = &b->ended->seg, *o = &rec->entry->seg;
+    char op[300];
+    *why = (struct why){.loc = {NULL, 0}};
+    if (rec->entry != b->ended && !tj_trace_equal(old, t)) {
+        tj_ref i = 0;
+        while (i < old->nnodes && i < t->nnodes && old->nodes[i].op == t->nodes[i].op &&
+               old->nodes[i].dtype == t->nodes[i].dtype && old->nodes[i].nin == t->nodes[i].nin &&
+               old->nodes[i].nattr == t->nodes[i].nattr &&
+               !memcmp(tj_node_attr(old, &old->nodes[i]), tj_node_attr(t, &t->nodes[i]), t->nodes[i].nattr * 8u) &&
+               !memcmp(tj_node_in(old, &old->nodes[i]), tj_node_in(t, &t->nodes[i]), t->nodes[i].nin * sizeof(tj_ref)))
+            i++;
+        if (i < t->nnodes) {
+            why->loc = t->locs[i];
+            (void)snprintf(why->text, sizeof why->text, "the body recorded other ops, from %s on",
+                           tj_op_text(t, i, op, sizeof op));
+        } else {
+            (void)snprintf(why->text, sizeof why->text, "the body recorded fewer ops, or other shapes");
+        }
+        return false;
+    }
+    for (uint32_t i = 0; i < rec->nparams; i++) {
+        const struct tj_param *x = &rec->params[i], *y = &t->params[i];
+        if (!memcmp(&x->v, &y->v, sizeof x->v))
+            continue;
+        at_user(t, node_of(t, TJ_OP_SCALAR, i), why, op, sizeof op);
+        if (tj_is_float((tj_dtype)y->dtype))
+            (void)snprintf(why->text, sizeof why->text, "a scalar of %s was %g, is %g; make it a declared input", op,
+                           x->v.f, y->v.f);
+        else
+            (void)snprintf(why->text, sizeof why->text,
+                           "an integer argument of %s was %lld, is %lld; make it a declared input", op,
+                           (long long)x->v.i, (long long)y->v.i);
+        return false;
+    }
+    for (uint32_t i = 0; i < rec->nleaves; i++) {
+        if (t->leafkeys[i].input || t->leaves[i].source == rec->sources[i])
+            continue;
+        at_user(t, node_of(t, TJ_OP_LEAF, i), why, op, sizeof op);
+        (void)snprintf(why->text, sizeof why->text,
+                       "%s was given another captured tensor than before; make it a declared input", op);
+        return false;
+    }
+    bool outs = rec->nrules == b->nrules && !memcmp(rec->rules, b->rules, b->nrules * sizeof *b->rules);
+    if (rec->entry != b->ended)
+        outs = outs && s->nouts == o->nouts && s->nwrites == o->nwrites &&
+               !memcmp(s->outs, o->outs, s->nouts * sizeof *s->outs) &&
+               !memcmp(s->writes, o->writes, s->nwrites * sizeof *s->writes);
+    if (!outs)
+        (void)snprintf(why->text, sizeof why->text, "other outputs are asked for, or other tensors are written");
+    return outs;
+}
+
+static void tell(const struct tj_box *b, const struct why *why, bool stale) {
+    const struct tj_run *run = &b->run;
+    tj_event(run->ctx, run->region, TRACE_EVENT_REPLAY, why->loc.file ? why->loc : run->begin, -1, -1, 0, 0, 0,
+             stale ? "stale replay: %s; results of replays since the last recorded run may be wrong, and the region "
+                     "records from now on"
+                   : "the body runs every time: %s",
+             why->text);
+}
+
+void tj_replay_note(struct tj_box *b) {
+    struct trace_region *r = b->run.region;
+    struct why why;
+    if (b->run.compile_only)
+        return;
+    bool bad = unsafe(b, &why);
+    if (!bad && !b->ended)
+        return; // nothing to run, or the plan isn't there yet
+    struct tj_recording *fresh = NULL, *rec, *old = NULL;
+    for (;;) {
+        tj_lock(&r->cache.lock);
+        rec = find(b);
+        if (rec || fresh)
+            break;
+        tj_unlock(&r->cache.lock);
+        fresh = recording_new(b, bad ? REFUSED : SEEN);
+        if (!fresh)
+            return; // the next run tries again
+    }
+    bool added = !rec;
+    if (added) {
+        fresh->next = r->recordings;
+        r->recordings = fresh;
+        if (++r->nrecordings > r->opt.max_graphs) { // the oldest goes
+            struct tj_recording **p = &r->recordings;
+            while ((*p)->next)
+                p = &(*p)->next;
+            old = *p;
+            *p = NULL;
+            r->nrecordings--;
+        }
+    }
+    tj_unlock(&r->cache.lock);
+    recording_put(old);
+    if (added) {
+        if (bad)
+            tell(b, &why, false);
+        return;
+    }
+    recording_put(fresh);
+    int state = atomic_load(&rec->state);
+    if (state != REFUSED) {
+        bool fits = !bad && same(rec, b, &why);
+        // Whoever refuses it tells.
+        if (!fits && atomic_exchange(&rec->state, REFUSED) != REFUSED)
+            tell(b, &why, state == READY);
+        else if (fits && state == SEEN)
+            (void)atomic_compare_exchange_strong(&rec->state, &state, READY);
+    }
+    recording_put(rec);
+}
