@@ -214,6 +214,16 @@ static bool pending(const struct tj_background *bg, const struct trace_region *r
 
 static bool on_it(const struct tj_background *bg) { return bg->started && pthread_equal(bg->thread, pthread_self()); }
 
+bool tj_background_here(trace_context *ctx) {
+    struct tj_background *bg = atomic_load_explicit(&ctx->background, memory_order_acquire);
+    if (!bg)
+        return false;
+    tj_lock(&bg->lock);
+    bool here = on_it(bg);
+    tj_unlock(&bg->lock);
+    return here;
+}
+
 // Takes the queued jobs of r (NULL: all) off; the caller cancels them without the lock.
 static struct job *take(struct tj_background *bg, const struct trace_region *r) {
     struct job *out = NULL, **p = &bg->first;

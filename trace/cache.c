@@ -475,6 +475,7 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
     atomic_init(&e->refs, 2); // the table's and the caller's
     atomic_init(&e->state, TJ_E_COMPILING);
     e->process = tj_process();
+    e->maker = &tj_current;
     e->asked_ns = tj_now_ns();
     e->ctx = b->run.ctx;
     e->hash = hash;
@@ -525,15 +526,18 @@ static void keep_reason(struct tj_cache *c, const char *text, double ms) {
     tj_free(old);
 }
 
-// Counts and tells a new plan. similar: the entry that nearly served, or NULL.
-static void report_made(struct trace_region *r, struct tj_counters *c, const struct tj_entry *e,
-                        const struct tj_site *site, const struct tj_entry *similar) {
+static void count_made(struct tj_counters *c, const struct tj_entry *e) {
     (void)TJ_COUNT_UP(c, graphs, 1);
     (void)TJ_COUNT_UP(c, kernels, e->info.new_kernels);
     (void)TJ_COUNT_UP(c, fused_away, e->info.fused_away);
     (void)TJ_COUNT_UP(c, schedule_ns, e->info.schedule_ns);
     (void)TJ_COUNT_UP(c, emit_ns, e->info.emit_ns);
     (void)TJ_COUNT_UP(c, codegen_ns, e->info.codegen_ns);
+}
+
+// Tells a new plan. similar: the entry that nearly served, or NULL.
+static void report_made(struct trace_region *r, struct tj_counters *c, const struct tj_entry *e,
+                        const struct tj_site *site, const struct tj_entry *similar) {
     char ops[100];
     (void)snprintf(ops, sizeof ops, "%u ops in %u kernels", e->trace.nnodes - e->trace.nleaves - e->trace.nparams,
                    e->info.kernels);
@@ -556,8 +560,7 @@ static void report_made(struct trace_region *r, struct tj_counters *c, const str
 }
 
 // Compiles an entry that is in the table as COMPILING. The interpreter takes over where the compiler can't.
-static tj_status compile(struct trace_region *r, struct tj_entry *e, const struct tj_leaf *leaves,
-                         const struct tj_site *site, char *text) {
+static tj_status compile(struct trace_region *r, struct tj_entry *e, const struct tj_leaf *leaves, char *text) {
     trace_context *ctx = r->ctx;
     tj_status st = TRACE_OK;
     uint64_t t0 = tj_now_ns();
@@ -581,10 +584,6 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
         } else {
             (void)snprintf(text, TJ_ERROR_MAX, "%s", tj_last_error());
         }
-        if (st && st != TRACE_ERR_MEMORY)
-            tj_event(ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
-                     "a graph of %u ops (%s) could not be compiled, the interpreter runs it: %s", e->trace.nnodes,
-                     e->site, text);
     }
     e->ms = (double)(tj_now_ns() - t0) / 1e6;
     return st;
@@ -665,10 +664,11 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         while (atomic_load(&e->state) == TJ_E_COMPILING) {
             if (e->process != tj_process()) { // a thread that fork left behind was making it
                 e->process = tj_process();
+                e->maker = &tj_current;
                 *made = true;
                 break;
             }
-            if (!wait)
+            if (!wait || e->maker == &tj_current)
                 break;
             tj_cond_wait(&c->ready, &c->lock, TJ_FOREVER);
         }
@@ -707,11 +707,17 @@ static void publish(struct trace_region *r, struct tj_entry *e, tj_status st) {
 tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struct tj_entry *e,
                         const struct tj_leaf *leaves, const struct tj_site *site, struct tj_entry *similar,
                         char *text) {
-    tj_status st = compile(r, e, leaves, site, text);
+    tj_status st = compile(r, e, leaves, text);
     bool lost = st == TRACE_ERR_MEMORY; // all else the interpreter runs
+    if (!lost)
+        count_made(count, e);
     publish(r, e, lost ? st : TRACE_OK);
     if (lost)
         return st;
+    if (st)
+        tj_event(r->ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, e->ms,
+                 "a graph of %u ops (%s) could not be compiled, the interpreter runs it: %s", e->trace.nnodes, e->site,
+                 text);
     dump_trace(r, e);
     report_made(r, count, e, site, similar);
     if (e->info.bytes_code)
@@ -735,7 +741,7 @@ static tj_status meanwhile(struct tj_box *b, const struct tj_segment *s, struct 
     struct trace_region *r = b->run.region;
     int policy = r->opt.background_policy;
     *interpret = false;
-    if (b->run.compile_only || policy == TRACE_POLICY_INTERPRET ||
+    if (b->run.compile_only || tj_background_here(r->ctx) || policy == TRACE_POLICY_INTERPRET ||
         (policy == TRACE_POLICY_AUTO && tj_background_interpret(r->ctx, s))) {
         *interpret = true;
         return TRACE_OK;
@@ -813,8 +819,9 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
             }
         }
         if (atomic_load(&e->state) == TJ_E_COMPILING) {
-            bool interpret = trimmed;
-            tj_status st = trimmed ? TRACE_OK : meanwhile(b, s, e, &interpret);
+            // Not in the background: a callback of this thread's own compile, which it can't wait for.
+            bool interpret = trimmed || !background;
+            tj_status st = interpret ? TRACE_OK : meanwhile(b, s, e, &interpret);
             if (st || interpret) {
                 if (!counted && !trimmed)
                     TJ_BUMP(&b->count, misses, 1);

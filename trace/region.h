@@ -29,6 +29,7 @@ struct tj_entry {
     _Atomic uint8_t credit; // hits since the clock hand last halved it
     atomic_bool evicted;    // no longer in the table
     uint32_t process;       // that makes it, while COMPILING
+    const void *maker;      // address of tj_current of the thread that entered it
     uint64_t asked_ns;      // when it was entered
     _Atomic uint64_t hits;
     uint64_t hash;
@@ -301,6 +302,7 @@ bool tj_background_add(struct trace_region *r, struct tj_entry *e, const struct 
                        const struct tj_site *site, struct tj_entry *similar);
 // Whether the interpreter is estimated to run s in less time than compiling takes.
 bool tj_background_interpret(trace_context *ctx, const struct tj_segment *s);
+bool tj_background_here(trace_context *ctx);                 // on the thread that compiles
 void tj_background_forget(struct trace_region *r);           // the host releases r
 void tj_background_cancel(trace_context *ctx);               // takes all off the queue, for good
 bool tj_background_join(trace_context *ctx, uint64_t end);   // waits until `end` and ends the thread
