@@ -6,6 +6,7 @@
  * race.py bench --first ROW  seconds of the first call in this process, compile included, after context and weights are
  * made
  *
+ * record is the cost of recording an op; tiny_again and long_again (64 ops) are replays and bound runs on 8x8 tensors.
  * Fields: ms is the median of single calls with its quartiles p25_ms and p75_ms; wall_us the time of one call among
  * many back to back; first_call_s the median first call of three new processes. TRACEJIT_THREADS sets the threads as
  * for any program; BENCH_THREADS=N does so for this one. Rows named _1t use one thread.
@@ -632,6 +633,104 @@ static void record_cost(void) {
     close_row(&w);
 }
 
+/* ---- replays and bound plans --------------------------------------------------------------------------------------
+ */
+
+enum { LONG_OPS = 64 };
+static T *long_body(struct work *w) {
+    T *y = w->t[0];
+    for (int k = 0; k < LONG_OPS / 4; k++)
+        y = trace_relu(trace_add(trace_mul_f(trace_mul(y, w->t[1]), 0.5 + 1.0 / (k + 1)), w->t[2]));
+    return y;
+}
+
+/* Microseconds of one call, median of many short stretches; the best is printed beside it. */
+struct cost {
+    double us, best;
+};
+static struct cost cost_of(void (*one)(void *), void *arg) {
+    enum { STRETCHES = 301, CALLS = 1000 }; /* shorter than a time slice */
+    double us[STRETCHES];
+    for (int i = 0; i < 100; i++)
+        one(arg);
+    for (int k = 0; k < STRETCHES; k++) {
+        double start = now();
+        for (int i = 0; i < CALLS; i++)
+            one(arg);
+        us[k] = (now() - start) / CALLS * 1e6;
+    }
+    qsort(us, STRETCHES, sizeof us[0], by_value);
+    return (struct cost){us[STRETCHES / 2], us[0]};
+}
+
+struct again {
+    struct work w;
+    T *(*body)(struct work *w);
+    trace_bound *bound;
+};
+static void replay_once(void *arg) {
+    struct again *a = arg;
+    T *y = NULL;
+    if (trace_begin(a->w.region, a->w.t, a->w.ninputs))
+        y = a->body(&a->w);
+    if (trace_end(a->w.region, &y, 1) != TRACE_OK)
+        die("replay", trace_last_error(a->w.ctx));
+    trace_release(y);
+}
+static void bound_once(void *arg) {
+    if (trace_bound_run(((struct again *)arg)->bound) != TRACE_OK)
+        die("bound", trace_last_error(NULL));
+}
+
+/* The same body replayed and bound; what a replay takes longer than its kernels is told. */
+static void again_cost(const char *name, T *(*body)(struct work *w)) {
+    struct again a = {.body = body};
+    float result[64] = {0};
+    open_row(&rows[0], &a.w);
+    trace_region *plain = a.w.region;
+    T *out = trace_wrap(a.w.ctx, TRACE_F32, result, TRACE_DIMS(8, 8));
+    if (trace_begin(plain, a.w.t, a.w.ninputs))
+        trace_copy_(out, body(&a.w));
+    if (trace_end_bind(plain, NULL, &a.bound) != TRACE_OK)
+        die(name, trace_last_error(a.w.ctx));
+    struct cost bound = cost_of(bound_once, &a);
+    if (trace_region_create(a.w.ctx, name, TRACE_REGION_OPTIONS(.mode = TRACE_MODE_REPLAY), &a.w.region) != TRACE_OK)
+        die("region", trace_last_error(a.w.ctx));
+    struct cost replay = cost_of(replay_once, &a);
+    T *y = NULL;
+    if (trace_begin(a.w.region, a.w.t, a.w.ninputs))
+        die(name, "the body was not skipped");
+    float want[64];
+    if (trace_end(a.w.region, &y, 1) != TRACE_OK || trace_read(y, want, sizeof want) != TRACE_OK)
+        die(name, trace_last_error(a.w.ctx));
+    if (memcmp(want, result, sizeof want))
+        die(name, "a replay and a bound run differ");
+    trace_release(y);
+    printf("{\"workload\": \"%s\", \"replay_us\": %.4g, \"replay_best_us\": %.4g, \"bound_us\": %.4g, "
+           "\"bound_best_us\": %.4g, \"replay_over_bound_us\": %.4g}\n",
+           name, replay.us, replay.best, bound.us, bound.best, replay.us - bound.us);
+    fflush(stdout);
+    trace_bound_release(a.bound);
+    trace_release(out);
+    trace_region_release(plain);
+    close_row(&a.w);
+}
+static void tiny_again(void) { again_cost("tiny_again", tiny_body); }
+static void long_again(void) { again_cost("long_again", long_body); }
+
+static const struct {
+    const char *name;
+    void (*print)(void);
+} extras[] = {{"record", record_cost}, {"tiny_again", tiny_again}, {"long_again", long_again}};
+enum { NEXTRAS = sizeof extras / sizeof extras[0] };
+
+static bool is_extra(const char *name) {
+    for (size_t i = 0; i < NEXTRAS; i++)
+        if (!strcmp(extras[i].name, name))
+            return true;
+    return false;
+}
+
 static void print_timing(const struct row *row, struct work *w, struct timing t) {
     trace_stats s = {.size = sizeof s};
     trace_region_stats(w->region, &s);
@@ -722,19 +821,19 @@ int main(int argc, char **argv) {
         return 0;
     }
     for (int k = 1; k < argc; k++)
-        if (!find_row(argv[k]) && strcmp(argv[k], "record") != 0)
+        if (!find_row(argv[k]) && !is_extra(argv[k]))
             die(argv[k], "no such row");
     double peak = peak_gflops();
     printf("{\"peak_gflops\": %.4g, \"threads\": %d}\n", peak, bench_threads());
-    for (size_t i = 0; i <= NROWS; i++) {
-        const char *name = i < NROWS ? rows[i].name : "record";
+    for (size_t i = 0; i < (size_t)NROWS + NEXTRAS; i++) {
+        const char *name = i < NROWS ? rows[i].name : extras[i - NROWS].name;
         bool wanted = argc < 2;
         for (int k = 1; k < argc; k++)
             wanted |= !strcmp(argv[k], name);
         if (wanted && i < NROWS)
             bench_row(&rows[i], peak);
-        if (wanted && i == NROWS)
-            record_cost();
+        if (wanted && i >= NROWS)
+            extras[i - NROWS].print();
     }
     return 0;
 }

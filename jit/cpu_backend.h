@@ -40,7 +40,8 @@ bool tj_memplan(size_t n, const size_t *bytes, const uint32_t *first, const uint
 tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info);
 tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args);
 bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t);
-tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o, struct tj_bound_plan **out);
+tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o,
+                       struct tj_bound_plan **out);
 void tj_bound_plan_run(struct tj_bound_plan *b);
 void tj_bound_plan_free(struct tj_bound_plan *b); // NULL is fine
 void tj_plan_release(struct tj_plan *p);

@@ -681,7 +681,8 @@ static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *
             struct tj_view w;
             if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
             view_of(in, &p->prog->steps[i].b, &w);
-            if (tj_contract_pack_bytes(p->steps[i].contract, &w)) in->packed[i] = (struct tj_packed *)(void *)in; // as if
+            if (tj_contract_pack_bytes(p->steps[i].contract, &w))
+                in->packed[i] = (struct tj_packed *)(void *)in; // as if
         }
         if (instance_place(p, in, &want)) want = 0;
     }
@@ -737,7 +738,8 @@ void tj_bound_plan_free(struct tj_bound_plan *b) {
     tj_plan_release(p);
 }
 
-tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o, struct tj_bound_plan **out) {
+tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o,
+                       struct tj_bound_plan **out) {
     const struct tj_program *g = p->prog;
     *out = NULL;
     struct tj_bound_plan *b = tj_calloc(1, sizeof *b + g->nsteps * sizeof b->steps[0]);

@@ -236,7 +236,8 @@ START_TEST(signatures) {
     start_replay(0);
     float memory[4] = {1, 2, 3, 4};
     trace_tensor *w = vec(1, 2), *x8 = vec(8, 1), *two = trace_reshape(x8, TRACE_DIMS(4, 2));
-    trace_tensor *in[] = {vec(4, 1), vec(5, 1), trace_select(two, 1, 0), trace_wrap(ctx, TRACE_F32, memory, TRACE_DIMS(4))};
+    trace_tensor *in[] = {vec(4, 1), vec(5, 1), trace_select(two, 1, 0),
+                          trace_wrap(ctx, TRACE_F32, memory, TRACE_DIMS(4))};
     for (int turn = 0; turn < 4; turn++) {
         for (size_t k = 0; k < TJ_COUNT(in); k++)
             ck_assert(run_model(in[k], w, 1) == 3);

@@ -60,7 +60,8 @@ struct tj_backend {
     void (*release)(struct tj_plan *plan);
     // Resolves a run over these arguments (no outs; args->err has to stay) for good. run: nothing but kernels; reads
     // none of the tensors' handles. bind NULL: the backend has none.
-    tj_status (*bind)(struct tj_plan *plan, const struct tj_run_args *args, struct tj_bind *o, struct tj_bound_plan **b);
+    tj_status (*bind)(struct tj_plan *plan, const struct tj_run_args *args, struct tj_bind *o,
+                      struct tj_bound_plan **b);
     void (*bound_run)(struct tj_bound_plan *b);
     void (*bound_release)(struct tj_bound_plan *b);
     void (*packed_free)(struct tj_storage *st);

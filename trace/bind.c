@@ -28,8 +28,7 @@ static tj_status check_options(const trace_bind_options *o, trace_bind_options *
     if (s)
         return s;
     if (!opt->memory && opt->memory_bytes)
-        return tj_fail(TRACE_ERR_ARGUMENT, "trace_end_bind: memory_bytes is %zu and memory is NULL",
-                       opt->memory_bytes);
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_end_bind: memory_bytes is %zu and memory is NULL", opt->memory_bytes);
     if ((uintptr_t)opt->memory % TJ_ALIGN)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_end_bind: the workspace at %p is not aligned to %d bytes",
                        opt->memory, TJ_ALIGN);
@@ -102,8 +101,8 @@ static void unpin(trace_context *ctx, struct trace_bound *p) {
     p->npins = 0;
 }
 
-// Takes hold of the storages of the segment's leaves. The lock orders it against trace_write, which may be about to give
-// a tensor other memory, and against other binds.
+// Takes hold of the storages of the segment's leaves. The lock orders it against trace_write, which may be about to
+// give a tensor other memory, and against other binds.
 static tj_status pin(struct tj_box *b, const struct tj_trace *t, struct trace_bound *p, struct tj_loc loc) {
     trace_context *ctx = b->run.ctx;
     bool moved = false, packed = false;
@@ -202,8 +201,7 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
         tj_free(packed);
         return tj_fail(TRACE_ERR_MEMORY, "trace_end_bind: out of memory");
     }
-    struct tj_run_args args = {
-        .ctx = ctx, .leaves = seg.trace->leaves, .params = seg.trace->params, .err = &p->err};
+    struct tj_run_args args = {.ctx = ctx, .leaves = seg.trace->leaves, .params = seg.trace->params, .err = &p->err};
     struct tj_bind ask = {opt.memory, opt.memory_bytes, opt.use_pool, 0, packed};
     s = pin(b, seg.trace, p, loc);
     if (!s) {

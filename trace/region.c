@@ -561,7 +561,8 @@ bool trace_failed(const trace_context *ctx) {
     const struct tj_run *run = tj_current;
     if (!run || (ctx && run->ctx != ctx))
         return false;
-    return (run->failed && !tj_box_of((struct tj_run *)(uintptr_t)run)->replay) || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
+    const struct tj_box *b = run->extra;
+    return (run->failed && !b->replay) || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
 }
 
 // ---- closing --------------------------------------------------------------------------------------------------------

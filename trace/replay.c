@@ -621,7 +621,8 @@ static bool unsafe(const struct tj_box *b, struct why *why) {
                        run->host_call);
     } else if (b->flushes || run->broke) {
         why->loc = b->broke_at;
-        (void)snprintf(why->text, sizeof why->text, "graph break in the body (%s)", b->broke_call ? b->broke_call : "?");
+        (void)snprintf(why->text, sizeof why->text, "graph break in the body (%s)",
+                       b->broke_call ? b->broke_call : "?");
     } else if (b->later) {
         why->loc = b->later_at;
         (void)snprintf(why->text, sizeof why->text, "%s in the body: the host would miss it; make the value an output",
