@@ -354,8 +354,8 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
             c.tasks = (int)rows;
     }
     int64_t n = c.by_cols ? c.cols : rows;
-    c.step = (n + c.tasks - 1) / c.tasks;
-    if (c.by_cols) c.step = (c.step + 63) / 64 * 64; // columns start on cache lines, whatever the dtype
+    c.step = c.tasks == 1 ? n : (n + c.tasks - 1) / c.tasks; // a division costs as much as a small kernel
+    if (c.by_cols) c.step = (c.step + 63) / 64 * 64;         // columns start on cache lines, whatever the dtype
     if (c.step < 1) c.step = 1;
     return c;
 }
