@@ -501,7 +501,8 @@ bool tj_pool_fault(char *text, size_t cap) {
     if (TJ_LIKELY(!host_fault.n)) {
         return false;
     }
-    (void)snprintf(text, cap, "the host's parallel_for lost %zu and repeated %zu of %zu tasks; each i < n has to be run once",
+    (void)snprintf(text, cap,
+                   "the host's parallel_for lost %zu and repeated %zu of %zu tasks; each i < n has to be run once",
                    host_fault.lost, host_fault.repeated, host_fault.n);
     host_fault.n = 0;
     return true;

@@ -204,8 +204,8 @@ tj_status trace_context_shutdown(trace_context *ctx, int timeout_ms) {
         if (!busy)
             return tj_background_join(ctx, end)
                        ? TRACE_OK
-                       : tj_fail(TRACE_ERR_TIMEOUT, "trace_context_shutdown: a plan was still being compiled after %d ms",
-                                 timeout_ms);
+                       : tj_fail(TRACE_ERR_TIMEOUT,
+                                 "trace_context_shutdown: a plan was still being compiled after %d ms", timeout_ms);
         if (tj_now_ns() >= end)
             return tj_fail(TRACE_ERR_TIMEOUT, "trace_context_shutdown: runs were still open after %d ms", timeout_ms);
         struct timespec nap = {0, 200000};

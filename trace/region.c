@@ -330,6 +330,8 @@ static bool push_scope(struct tj_box *b, struct trace_region *r, struct tj_loc l
         (void)tj_fail(TRACE_ERR_MEMORY, "trace_begin: out of memory");
         return false;
     }
+    if (run->nscopes) // an inlined region may be released before its end; the outermost one is kept by its run object
+        (void)atomic_fetch_add(&r->refs, 1);
     run->scopes[run->nscopes++] = (struct tj_scope){.region = r,
                                                     .begin = loc,
                                                     .fullgraph = r->opt.fullgraph,
@@ -375,8 +377,10 @@ static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *
             return false;
         }
         if (!t || t == TRACE_NONE) {
-            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "input %zu of region '%s' is %s", i, r->name,
-                             t ? "TRACE_NONE" : "NULL");
+            bool failed = !t && tj_last_status() != TRACE_OK; // what should have made it, probably
+            (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "input %zu of region '%s' is %s%s%s", i, r->name,
+                             t ? "TRACE_NONE" : "NULL", failed ? "; this thread's last failure: " : "",
+                             failed ? tj_last_error() : "");
             return false;
         }
         if (run->eager) {
@@ -522,8 +526,9 @@ enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int6
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: region '%s': dim %d is not in 0 to %d", r->name, dim,
                        TJ_MAX_RANK - 1);
     if (min < 0 || min > max)
-        return tj_fail(TRACE_ERR_ARGUMENT, "trace_region_dynamic: region '%s': bounds %lld to %lld: want 0 <= min <= max",
-                       r->name, (long long)min, (long long)max);
+        return tj_fail(TRACE_ERR_ARGUMENT,
+                       "trace_region_dynamic: region '%s': bounds %lld to %lld: want 0 <= min <= max", r->name,
+                       (long long)min, (long long)max);
     if (atomic_load(&r->begun))
         return tj_fail(TRACE_ERR_STATE, "trace_region_dynamic: region '%s' has begun already; declare bounds before",
                        r->name);
@@ -588,11 +593,18 @@ static void drop_pool(struct tj_box *b, uint32_t from) {
     tj_current = open;
 }
 
+// Forgets the innermost scope of several.
+static void pop_inner(struct tj_run *run) {
+    struct tj_scope *sc = &run->scopes[--run->nscopes];
+    tj_free(sc->text);
+    tj_region_drop(sc->region);
+}
+
 // Ends a run, whatever its state. The thread has no open run afterwards.
 static void close_run(struct tj_box *b) {
     struct tj_run *run = &b->run;
-    for (uint32_t i = 0; i < run->nscopes; i++)
-        tj_free(run->scopes[i].text);
+    while (run->nscopes > 1)
+        pop_inner(run);
     run->nscopes = 0;
     tj_current = NULL;
     if (b->replay)
@@ -652,8 +664,7 @@ static void fail_scope(struct tj_box *b, tj_status st, const char *text) {
         b->scope_status = st;
         (void)snprintf(b->scope_error, sizeof b->scope_error, "%s", text);
     }
-    tj_free(sc.text);
-    run->nscopes--;
+    pop_inner(run);
 }
 
 static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struct tj_loc loc) {
@@ -695,7 +706,7 @@ static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struc
         if (more)
             out[i] = trace_retain(out[i]);
     }
-    run->nscopes--;
+    pop_inner(run);
     return TRACE_OK;
 }
 
