@@ -562,6 +562,21 @@ trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct 
     return n == TJ_NIL ? NULL : fresh_handle(run, n, loc);
 }
 
+// Whether `part` broadcasts to exactly `whole`.
+static bool covers(const struct tj_trace *t, uint32_t whole, uint32_t part) {
+    size_t nw = tj_shape_rank(t, whole), np = tj_shape_rank(t, part);
+    const int64_t *w = tj_shape_dims(t, whole), *p = tj_shape_dims(t, part);
+    if (np > nw) {
+        return false;
+    }
+    for (size_t i = 0; i < np; i++) {
+        if (p[i] != w[nw - np + i] && p[i] != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_tensor *b, struct tj_loc loc,
                         bool *done) {
     struct tj_run *run = quick_run();
@@ -571,10 +586,17 @@ trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_t
         return NULL;
     }
     const struct tj_node *nx = &run->trace.nodes[x], *ny = &run->trace.nodes[y];
-    if (nx->dtype != ny->dtype || nx->shape != ny->shape || !(dtypes >> nx->dtype & 1)) {
+    uint32_t shape = nx->shape;
+    if (nx->dtype != ny->dtype || !(dtypes >> nx->dtype & 1)) {
         return NULL;
     }
-    struct tj_node key = {(uint16_t)op, tj_ops[op].rule == TJ_RULE_BOOL ? TRACE_BOOL : nx->dtype, 0, nx->shape, 2, 0,
+    if (shape != ny->shape && !covers(&run->trace, shape, ny->shape)) {
+        shape = ny->shape;
+        if (!covers(&run->trace, shape, nx->shape)) {
+            return NULL;
+        }
+    }
+    struct tj_node key = {(uint16_t)op, tj_ops[op].rule == TJ_RULE_BOOL ? TRACE_BOOL : nx->dtype, 0, shape, 2, 0,
                           {x, y, 0, 0}};
     *done = true;
     bool found;

@@ -54,7 +54,8 @@ tj_ref tj_rec_in(struct tj_rec *q, trace_tensor *t);
 static inline tj_ref tj_rec_mem(struct tj_rec *q, trace_tensor *t) { return tj_resolve(q->r, t, q->op, q->loc); }
 tj_ref tj_rec_raw(struct tj_rec *q, trace_tensor *t); // not resolved to the current content of its memory
 tj_ref tj_leaf_known(const struct tj_run *run, const trace_tensor *t); // TJ_NIL: not captured yet
-// Without inference, when operands are values of one shape and a dtype in the mask `dtypes`. done false: not so.
+// Without inference, when operands have one dtype, in the mask `dtypes`, and the shape of one is the result's. done
+// false: not so.
 trace_tensor *tj_quick1(enum tj_op op, uint32_t dtypes, trace_tensor *a, struct tj_loc loc, bool *done);
 trace_tensor *tj_quick2(enum tj_op op, uint32_t dtypes, trace_tensor *a, trace_tensor *b, struct tj_loc loc,
                         bool *done);
