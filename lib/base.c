@@ -133,6 +133,7 @@ bool tj_grow(void **array, uint32_t *cap, uint32_t n, size_t size) {
 
 static _Thread_local char last_text[TJ_ERROR_MAX];
 static _Thread_local tj_status last_status;
+static _Thread_local uint64_t failures;
 
 tj_status tj_fail(tj_status st, const char *fmt, ...) {
     int saved = errno;
@@ -146,12 +147,14 @@ tj_status tj_fail(tj_status st, const char *fmt, ...) {
     }
     memcpy(last_text, text, n >= (int)sizeof text ? sizeof text : strlen(text) + 1);
     last_status = st;
+    failures++;
     errno = saved;
     return st;
 }
 
 const char *tj_last_error(void) { return last_text; }
 tj_status tj_last_status(void) { return last_status; }
+uint64_t tj_failures(void) { return failures; }
 
 const char *tj_status_name(tj_status st) {
     static const char *const names[] = {

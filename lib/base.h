@@ -74,6 +74,7 @@ extern bool (*tj_alloc_hook)(size_t bytes);
 tj_status tj_fail(tj_status st, const char *fmt, ...) TJ_PRINTF(2, 3);
 const char *tj_last_error(void);       // of the calling thread, "" when none
 tj_status tj_last_status(void);        // status that goes with it
+uint64_t tj_failures(void);            // calls of tj_fail by this thread, to tell new errors from old ones
 const char *tj_status_name(tj_status); // "TRACE_ERR_SHAPE"
 
 #endif

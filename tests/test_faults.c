@@ -1,8 +1,8 @@
 // tests/test_faults.c: allocations that fail, one after the other, at every site; compilers that fail.
 //
-// A scene is what a host does in one go. Each is run with its allocation k refused (alone, and with all later ones), for
-// k = 0, 1, ... until none is refused. Whatever happens: a status and a text, no leak, state tensors as they were, and
-// the next run in the same context is right. In both tiers, and op by op.
+// A scene is what a host does in one go. Each is run with its allocation k refused (alone, and with all later ones),
+// for k = 0, 1, ... until none is refused. Whatever happens: a status and a text, no leak, state tensors as they were,
+// and the next run in the same context is right. In both tiers, and op by op.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -89,9 +89,7 @@ static trace_tensor *floats(trace_context *ctx, const int64_t *dims, size_t rank
     return trace_from(ctx, TRACE_F32, v, dims, rank);
 }
 static trace_context *shared; // kept from world to world, so that its kernels are compiled once; NULL: each has its own
-static void quiet(void *user, const trace_event *e) {
-    (void)user, (void)e;
-}
+static void quiet(void *user, const trace_event *e) { (void)user, (void)e; }
 static tj_status world_make(struct world *w) {
     memset(w, 0, sizeof *w);
     const int64_t rows[2] = {2, 5};
@@ -322,10 +320,10 @@ struct scene {
     const char *name;
     tj_status (*body)(struct world *w);
 };
-static const struct scene scenes[] = {{"network", network}, {"looping", looping},           {"nested", nested},
-                                      {"moves", moves},     {"contractions", contractions}, {"single_ops", single_ops},
-                                      {"reports", reports}, {"small", small},
-                                      {"rewritten", rewritten}};
+static const struct scene scenes[] = {
+    {"network", network},           {"looping", looping},       {"nested", nested},   {"moves", moves},
+    {"contractions", contractions}, {"single_ops", single_ops}, {"reports", reports}, {"small", small},
+    {"rewritten", rewritten}};
 
 static float state(struct world *w) {
     float v = NAN;
@@ -351,7 +349,8 @@ static bool turn(enum tier tier, const struct scene *sc, size_t k, bool on, cons
         ck_assert_msg(refused, "%s: %s: %s", sc->name, tj_status_name(s), w.error);
         ck_assert_msg(s == TRACE_ERR_MEMORY, "%s, allocation %zu: %s: %s", sc->name, k, tj_status_name(s), w.error);
         ck_assert_msg(strstr(w.error, "memory") != NULL, "%s, allocation %zu: %s", sc->name, k, w.error);
-        ck_assert_msg(had == 0 || sc->body == reports || tier == OP_BY_OP, "%s, allocation %zu: state is %g", sc->name, k, (double)had);
+        ck_assert_msg(had == 0 || sc->body == reports || tier == OP_BY_OP, "%s, allocation %zu: state is %g", sc->name,
+                      k, (double)had);
     } else {
         ck_assert_msg(had == 1, "%s, allocation %zu: state is %g", sc->name, k, (double)had);
         TJ_ASSERT_BITS(w.result, want, sizeof w.result);
@@ -384,10 +383,14 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
     for (int on = 0; on < 2; on++) {
         size_t k = 0;
         for (;; k += stride * (on ? 3 : 1)) { // with all later ones refused, the first decides mostly
-            long before = atomic_load(&in_use);
-            bool done = turn(tier, sc, k, on, want);
-            long after = atomic_load(&in_use);
-            ck_assert_msg(after <= before, "%s, allocation %zu: %ld blocks leak", sc->name, k, after - before);
+            bool done = false;
+            long more = 1;
+            for (int again = 0; again < 4 && more > 0; again++) { // the C library keeps a thread's block or two: once
+                long before = atomic_load(&in_use);
+                done = turn(tier, sc, k, on, want);
+                more = atomic_load(&in_use) - before;
+            }
+            ck_assert_msg(more <= 0, "%s, allocation %zu: %ld blocks leak", sc->name, k, more);
             if (done)
                 break;
         }
@@ -395,9 +398,7 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
     }
 }
 
-START_TEST(interpreted) {
-    each_site(INTERPRETER, &scenes[_i], 1);
-}
+START_TEST(interpreted) { each_site(INTERPRETER, &scenes[_i], 1); }
 END_TEST
 static trace_context *make_shared(enum tier tier) {
     trace_context *ctx;
@@ -423,9 +424,7 @@ START_TEST(compiled_afresh) {
     trace_context_release(loaded);
 }
 END_TEST
-START_TEST(op_by_op) {
-    each_site(OP_BY_OP, &scenes[_i], 1);
-}
+START_TEST(op_by_op) { each_site(OP_BY_OP, &scenes[_i], 1); }
 END_TEST
 
 // Creating contexts, regions, tensors.
@@ -663,10 +662,19 @@ int main(int argc, char **argv) {
     const struct {
         const TTest *test;
         int turns;
-    } tests[] = {{creation, 1},        {interpreted, TJ_COUNT(scenes)}, {op_by_op, TJ_COUNT(scenes)},
-                 {compiled, TJ_COUNT(scenes)}, {compiled_afresh, TJ_COUNT(scenes)}, {host_allocator, 2}, {limit, 1},
-                 {no_module, 1},       {wrong_module, 1},               {forbidden_memory, 1},
-                 {switched_off, 1},    {forbidden_later, 1},            {memory_comes_back, 1}};
+    } tests[] = {{creation, 1},
+                 {interpreted, TJ_COUNT(scenes)},
+                 {op_by_op, TJ_COUNT(scenes)},
+                 {compiled, TJ_COUNT(scenes)},
+                 {compiled_afresh, TJ_COUNT(scenes)},
+                 {host_allocator, 2},
+                 {limit, 1},
+                 {no_module, 1},
+                 {wrong_module, 1},
+                 {forbidden_memory, 1},
+                 {switched_off, 1},
+                 {forbidden_later, 1},
+                 {memory_comes_back, 1}};
     Suite *s = suite_create("faults");
     for (size_t i = 0; i < TJ_COUNT(tests); i++) {
         bool wanted = argc < 2;

@@ -74,6 +74,7 @@ struct tj_run {
     bool compile_only;            // a placeholder is among the inputs
     tj_status failed;             // first error; later ops return NULL
     char error[TJ_ERROR_MAX];     // its text
+    uint64_t failures;            // tj_failures when it began: later ones are the run's own
     struct tj_loc begin;
     uint64_t begin_ns;
     struct tj_scope *scopes; uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)

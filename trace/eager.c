@@ -13,6 +13,7 @@ struct tj_run *tj_eager_begin(trace_context *ctx, const char *op, struct tj_loc 
         return NULL;
     }
     b->outer = tj_current;
+    b->op = op;
     b->run.begin = loc;
     tj_current = &b->run;
     return &b->run;
@@ -28,6 +29,15 @@ static void close_run(struct tj_box *b) {
 static trace_tensor *fail(struct tj_box *b) {
     struct tj_run *run = &b->run, *outer = b->outer;
     tj_status st = run->failed ? run->failed : tj_last_status() ? tj_last_status() : TRACE_ERR_STATE;
+    if (!run->failed) { // making or running its plan failed: named like an error of recording
+        char text[TJ_ERROR_MAX], where[300];
+        size_t n = strlen(b->op);
+        (void)snprintf(text, sizeof text, "%s", tj_last_error());
+        if (strncmp(text, b->op, n) || text[n] != ' ') {
+            (void)tj_loc_text(b->run.begin, where, sizeof where);
+            (void)tj_fail(st, where[0] ? "%s (%s): %s" : "%s%s: %s", b->op, where, text);
+        }
+    }
     if (outer && !outer->failed) {
         outer->failed = st;
         (void)snprintf(outer->error, sizeof outer->error, "%s", run->failed ? run->error : tj_last_error());
@@ -40,7 +50,7 @@ static trace_tensor *fail(struct tj_box *b) {
 }
 
 static tj_status refuse_placeholder(struct tj_box *b) {
-    return tj_op_fail(TRACE_ERR_STATE, "op", b->run.begin,
+    return tj_op_fail(TRACE_ERR_STATE, b->op, b->run.begin,
                       "an operand is a placeholder, which has no content; placeholders are inputs of regions");
 }
 
@@ -94,7 +104,7 @@ trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tenso
     }
     if (b->outer && !tj_pool_add(b->outer, out)) {
         trace_release(out);
-        (void)tj_op_fail(TRACE_ERR_MEMORY, "op", run->begin, "out of memory");
+        (void)tj_op_fail(TRACE_ERR_MEMORY, b->op, run->begin, "out of memory");
         return fail(b);
     }
     out->loc = out->loc.file ? out->loc : run->begin;

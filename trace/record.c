@@ -362,6 +362,10 @@ static tj_ref null_operand(struct tj_run *run, const char *op, struct tj_loc loc
     }
     if (tj_last_status() == TRACE_OK) {
         tj_op_fail(TRACE_ERR_ARGUMENT, op, loc, "an operand is NULL; an absent optional one is TRACE_NONE");
+    } else if (run && run->failures == tj_failures()) { // that error is older than the run
+        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                   "an operand is NULL; an absent optional one is TRACE_NONE. This thread's last failure: %s",
+                   tj_last_error());
     } else if (run) {
         run->failed = tj_last_status();
         strncpy(run->error, tj_last_error(), sizeof run->error - 1);

@@ -141,8 +141,8 @@ trace_tensor *trace_reshape_at(trace_tensor *x, const int64_t *dims, size_t n_, 
             }
             open = i;
         } else if (!tj_size_mul(known, dims[i], &known)) {
-            FAIL(TRACE_ERR_SHAPE, "shape %s: extents must be at least 0 (one may be -1) and not overflow",
-                 TEXT(b, dims, n_));
+            FAIL(TRACE_ERR_SHAPE, "shape %s to %s: extents must be at least 0 (one may be -1) and not overflow",
+                 TEXT(a, have, rank), TEXT(b, dims, n_));
         }
     }
     if (open < n_) {
@@ -459,7 +459,11 @@ trace_tensor *trace_unfold(trace_tensor *x, int64_t dim, int64_t size, int64_t s
 static tj_status pieces(const char *name, trace_tensor *x, int64_t each, int64_t dim, trace_tensor **out, size_t n,
                         const char *file, int line) {
     int64_t extent = trace_size(x, dim), count = extent > 0 ? (extent - 1) / each + 1 : 1;
-    if (!out || (uint64_t)count != n) {
+    if (!out) {
+        return tj_op_fail(TRACE_ERR_ARGUMENT, name, TJ_LOC(file, line), "out is NULL; give room for %lld handles",
+                          (long long)count);
+    }
+    if ((uint64_t)count != n) {
         return tj_op_fail(TRACE_ERR_ARGUMENT, name, TJ_LOC(file, line), "room for %zu pieces, there are %lld", n,
                           (long long)count);
     }
@@ -487,9 +491,16 @@ static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t 
     if (run && !run->eager && run->failed) {
         return run->failed;
     }
+    if (!x && !run && tj_last_status()) {
+        return tj_last_status(); // the NULL came of that failure, whose text stays
+    }
+    if (size < 1 && chunks < 1) {
+        return tj_op_fail(TRACE_ERR_ARGUMENT, name, loc, "%s %lld; it must be at least 1",
+                          name[0] == 's' ? "split_size" : "chunks", (long long)(name[0] == 's' ? size : chunks));
+    }
     int64_t extent = trace_size(x, dim);
     if (extent < 0) {
-        tj_status s = tj_last_status() ? tj_last_status() : TRACE_ERR_ARGUMENT;
+        tj_status s = x && tj_last_status() ? tj_last_status() : TRACE_ERR_ARGUMENT;
         char text[TJ_ERROR_MAX];
         memcpy(text, x ? tj_last_error() : "an operand is NULL", x ? strlen(tj_last_error()) + 1 : 19);
         return tj_op_fail(s, name, loc, "%s", text);
@@ -502,19 +513,11 @@ static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t 
 
 tj_status trace_split_at(trace_tensor *x, int64_t split_size, int64_t dim, trace_tensor **out, size_t n,
                          const char *file, int line) {
-    if (split_size < 1) {
-        return tj_op_fail(TRACE_ERR_ARGUMENT, "split", TJ_LOC(file, line), "split_size %lld; it must be at least 1",
-                          (long long)split_size);
-    }
     return split("split", x, split_size, 0, dim, out, n, file, line);
 }
 
 tj_status trace_chunk_at(trace_tensor *x, int64_t chunks, int64_t dim, trace_tensor **out, size_t n, const char *file,
                          int line) {
-    if (chunks < 1) {
-        return tj_op_fail(TRACE_ERR_ARGUMENT, "chunk", TJ_LOC(file, line), "chunks %lld; it must be at least 1",
-                          (long long)chunks);
-    }
     return split("chunk", x, 0, chunks, dim, out, n, file, line);
 }
 
@@ -565,8 +568,10 @@ static trace_tensor *cat(const char *name, trace_tensor *const *ts, size_t n, in
     size_t rank = 0, d = 0, k = 0, first = 0;
     char a[TJ_DIMS_TEXT], b[TJ_DIMS_TEXT];
     if (!ts || n == 0 || n > UINT32_MAX / 8) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, name, TJ_LOC(file, line), "%s tensors; give at least one",
-                   n > UINT32_MAX / 8 ? "too many" : "no");
+        tj_op_fail(TRACE_ERR_ARGUMENT, name, TJ_LOC(file, line), "%s; give at least one",
+                   n > UINT32_MAX / 8 ? "too many tensors"
+                   : n                ? "the list of tensors is NULL"
+                                      : "no tensors");
         return NULL;
     }
     if (!tj_rec_begin(&q, name, file, line, ts, n)) {

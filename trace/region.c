@@ -447,6 +447,7 @@ static void reset_box(struct tj_box *b) {
     run->error[0] = '\0';
     run->written = run->broke = run->eager = run->compile_only = false;
     run->fresh_from = 0;
+    run->failures = tj_failures();
     run->nscopes = 0;
     b->segment = b->flushes = b->declared = 0;
     b->ran = 0;

@@ -164,6 +164,7 @@ struct tj_box {
     tj_status scope_status;
     char scope_error[TJ_ERROR_MAX];
     struct tj_run *outer; // single-op run: the eager scope it belongs to
+    const char *op;       // and the op, for messages
     // scratch
     tj_ref *outs, *writes, *subouts, *subwrites, *stored;
     uint32_t capouts, capwrites, capsubouts, capsubwrites, capstored;
