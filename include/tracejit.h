@@ -225,8 +225,8 @@ TRACE_API const char *trace_dtype_name(enum trace_dtype d);   /* "f32" */
 /* options NULL: the defaults. On failure *ctx is NULL and trace_last_error(NULL) tells why. The environment
  * (TRACEJIT_*, docs/environment.md) is read here, once. The caller owns *ctx. */
 TRACE_API enum trace_status trace_context_create(const trace_context_options *options, trace_context **ctx);
-/* Refuses new runs (TRACE_ERR_SHUTDOWN), cancels queued compiles, waits for runs in flight and for the compile under way,
- * and ends the compile thread; TRACE_ERR_TIMEOUT when some remain. timeout_ms < 0: no limit. */
+/* Refuses new runs (TRACE_ERR_SHUTDOWN), cancels queued compiles, waits for runs in flight and for the compile under
+ * way, and ends the compile thread; TRACE_ERR_TIMEOUT when some remain. timeout_ms < 0: no limit. */
 TRACE_API enum trace_status trace_context_shutdown(trace_context *ctx, int timeout_ms);
 /* Drops the caller's reference. The context goes when its last region and tensor have gone too. NULL is fine. */
 TRACE_API void trace_context_release(trace_context *ctx);

@@ -13,10 +13,10 @@
 #endif
 
 // Function pointers as data, as kernels load them. POSIX guarantees the representation.
-#define HELPER(slot, f, type) \
-    do { \
-        type fn_ = f; \
-        memcpy(&jit->helpers[slot], &fn_, sizeof(void *)); \
+#define HELPER(slot, f, type)                                                                                          \
+    do {                                                                                                               \
+        type fn_ = f;                                                                                                  \
+        memcpy(&jit->helpers[slot], &fn_, sizeof(void *));                                                             \
     } while (0)
 typedef double (*fn1)(double);
 typedef double (*fn2)(double, double);
@@ -60,7 +60,8 @@ static tj_status compile_units(void *user, struct tj_unit *units, size_t n, stru
                 tj_log(env, TJ_LOG_KERNELS, "compiled tile %s: %u rows x %u vectors", units[i].symbol, units[i].gemm.mr,
                        units[i].gemm.nv);
         }
-        tj_log(env, TJ_LOG_KERNELS, "compiled %zu kernels in %.2f ms", n, (double)(out->emit_ns + out->codegen_ns) / 1e6);
+        tj_log(env, TJ_LOG_KERNELS, "compiled %zu kernels in %.2f ms", n,
+               (double)(out->emit_ns + out->codegen_ns) / 1e6);
     }
     return s;
 }
@@ -69,10 +70,12 @@ static const struct tj_module_host host = {tj_malloc, tj_free, tj_exec_reserve, 
 
 static void jit_free(struct tj_jit *jit) {
     tj_kcache_destroy(jit->kernels);
-    if (jit->compiler) jit->api->destroy(jit->compiler);
+    if (jit->compiler)
+        jit->api->destroy(jit->compiler);
     // A module that has worked stays mapped: LLVM's own statics are never freed, so closing it would lose them, and the
     // next context starts faster.
-    if (jit->dl && !jit->api) tj_dl_close(jit->dl);
+    if (jit->dl && !jit->api)
+        tj_dl_close(jit->dl);
     tj_free(jit);
 }
 
@@ -82,7 +85,8 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
     if (!tj_exec_allowed())
         return tj_fail(TRACE_ERR_UNAVAILABLE, "the system forbids executable memory; programs run in the interpreter");
     struct tj_jit *jit = tj_calloc(1, sizeof *jit);
-    if (!jit) return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
+    if (!jit)
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
     jit->ctx = ctx;
     fill_helpers(jit);
     static const char *const dirs[] = {TJ_LLVM_DEFAULT_DIR, NULL};
@@ -92,8 +96,8 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
     memcpy(&get, &sym, sizeof get);
     tj_status s = TRACE_OK;
     if (!jit->dl)
-        s = tj_fail(TRACE_ERR_UNAVAILABLE, "the compiler module " MODULE " did not load (%s); set TRACEJIT_LLVM to its path",
-                    err);
+        s = tj_fail(TRACE_ERR_UNAVAILABLE,
+                    "the compiler module " MODULE " did not load (%s); set TRACEJIT_LLVM to its path", err);
     else if (!sym)
         s = tj_fail(TRACE_ERR_UNAVAILABLE, MODULE " is not a tracejit compiler module");
     else if (!(jit->api = get()) || jit->api->abi != TJ_MODULE_ABI)
@@ -111,7 +115,8 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
 }
 
 static void cpu_destroy(void *state) {
-    if (state) jit_free(state);
+    if (state)
+        jit_free(state);
 }
 
 static void cpu_compiler_name(void *state, char *buf, size_t cap) {

@@ -13,14 +13,23 @@ enum tj_ex_op {
     TJ_EX_EXTENT, // extent of dim b of leaf a
     TJ_EX_STRIDE, // stride in elements of dim b of leaf a
     TJ_EX_PARAM,  // integer parameter a
-    TJ_EX_ADD, TJ_EX_SUB, TJ_EX_MUL, // exact in int64; overflow is checked when evaluated
-    TJ_EX_DIV,    // floor division by a positive
-    TJ_EX_MAX, TJ_EX_MIN,
+    TJ_EX_ADD,
+    TJ_EX_SUB,
+    TJ_EX_MUL, // exact in int64; overflow is checked when evaluated
+    TJ_EX_DIV, // floor division by a positive
+    TJ_EX_MAX,
+    TJ_EX_MIN,
 };
-struct tj_ex_node { uint8_t op; uint32_t a, b; int64_t value; /* CONST: value; else the value at the recorded sizes (hint) */ };
+struct tj_ex_node {
+    uint8_t op;
+    uint32_t a, b;
+    int64_t value; /* CONST: value; else the value at the recorded sizes (hint) */
+};
 struct tj_exprs {
-    struct tj_ex_node *nodes; uint32_t n, cap;
-    uint32_t *table; uint32_t tablesize;
+    struct tj_ex_node *nodes;
+    uint32_t n, cap;
+    uint32_t *table;
+    uint32_t tablesize;
     bool failed; // out of memory or overflow; checked once at the end
 };
 void tj_exprs_init(struct tj_exprs *x);
@@ -30,7 +39,9 @@ tj_ex tj_ex_sym(struct tj_exprs *x, enum tj_ex_op op, uint32_t a, uint32_t b, in
 tj_ex tj_ex_bin(struct tj_exprs *x, enum tj_ex_op op, tj_ex a, tj_ex b);
 static inline bool tj_ex_is_const(const struct tj_exprs *x, tj_ex e) { return x->nodes[e].op == TJ_EX_CONST; }
 static inline int64_t tj_ex_hint(const struct tj_exprs *x, tj_ex e) { return x->nodes[e].value; }
-static inline bool tj_ex_known(const struct tj_exprs *x, tj_ex e, int64_t v) { return tj_ex_is_const(x, e) && x->nodes[e].value == v; }
+static inline bool tj_ex_known(const struct tj_exprs *x, tj_ex e, int64_t v) {
+    return tj_ex_is_const(x, e) && x->nodes[e].value == v;
+}
 void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap); // "x0.1*4"
 // Evaluates all n nodes into out[]; false on overflow.
 struct tj_run_args;

@@ -1,9 +1,9 @@
 // jit/kcache.c: table of compiled kernels, keyed on the kernel's whole content.
 //
-// Entries are found by hash and confirmed by content. An entry is inserted in state COMPILING before the lock is dropped,
-// so that a second thread asking for the same kernel waits for the first instead of compiling again. What one call
-// compiles shares one mapping (a batch); the mapping goes when its last entry goes. Entries nobody holds are kept for the
-// next plan until the code they keep mapped exceeds the limit, then dropped oldest first.
+// Entries are found by hash and confirmed by content. An entry is inserted in state COMPILING before the lock is
+// dropped, so that a second thread asking for the same kernel waits for the first instead of compiling again. What one
+// call compiles shares one mapping (a batch); the mapping goes when its last entry goes. Entries nobody holds are kept
+// for the next plan until the code they keep mapped exceeds the limit, then dropped oldest first.
 #include "kcache.h"
 
 #include <stdio.h>
@@ -42,7 +42,8 @@ struct tj_kcache {
 
 struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t code_limit) {
     struct tj_kcache *c = tj_calloc(1, sizeof *c);
-    if (!c) return NULL;
+    if (!c)
+        return NULL;
     c->compile = compile;
     c->user = user;
     c->limit = code_limit;
@@ -61,12 +62,14 @@ static void entry_free(struct tj_kcache *c, struct tj_kentry *e) {
 
 static void unlink_entry(struct tj_kcache *c, struct tj_kentry *e) {
     struct tj_kentry **p = &c->buckets[e->hash % BUCKETS];
-    while (*p != e) p = &(*p)->next;
+    while (*p != e)
+        p = &(*p)->next;
     *p = e->next;
 }
 
 void tj_kcache_destroy(struct tj_kcache *c) {
-    if (!c) return;
+    if (!c)
+        return;
     for (size_t b = 0; b < BUCKETS; b++) {
         for (struct tj_kentry *e = c->buckets[b], *n; e; e = n) {
             n = e->next;
@@ -77,13 +80,16 @@ void tj_kcache_destroy(struct tj_kcache *c) {
 }
 
 static uint64_t unit_hash(const struct tj_unit *u) {
-    if (tj_hash_collide) return 1;
+    if (tj_hash_collide)
+        return 1;
     return u->kind == TJ_UNIT_LOOP ? tj_kernel_hash(u->loop) : tj_hash_bytes(&u->gemm, sizeof u->gemm, 7);
 }
 
 static bool unit_matches(const struct tj_kentry *e, const struct tj_unit *u) {
-    if (e->kind != u->kind) return false;
-    if (u->kind == TJ_UNIT_LOOP) return tj_kernel_equal(e->loop, u->loop);
+    if (e->kind != u->kind)
+        return false;
+    if (u->kind == TJ_UNIT_LOOP)
+        return tj_kernel_equal(e->loop, u->loop);
     return memcmp(&e->gemm, &u->gemm, sizeof u->gemm) == 0;
 }
 
@@ -91,13 +97,15 @@ static bool left_behind(const struct tj_kentry *e) { return e->state == COMPILIN
 
 static struct tj_kentry *find(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
     for (struct tj_kentry *e = c->buckets[hash % BUCKETS]; e; e = e->next)
-        if (e->hash == hash && e->state != FAILED && !left_behind(e) && unit_matches(e, u)) return e;
+        if (e->hash == hash && e->state != FAILED && !left_behind(e) && unit_matches(e, u))
+            return e;
     return NULL;
 }
 
 static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
     struct tj_kentry *e = tj_calloc(1, sizeof *e);
-    if (!e) return NULL;
+    if (!e)
+        return NULL;
     if (u->kind == TJ_UNIT_LOOP && !(e->loop = tj_kernel_copy(u->loop))) {
         tj_free(e);
         return NULL;
@@ -118,8 +126,10 @@ static void trim(struct tj_kcache *c) {
         struct tj_kentry *oldest = NULL;
         for (size_t b = 0; b < BUCKETS; b++)
             for (struct tj_kentry *e = c->buckets[b]; e; e = e->next)
-                if (!e->refs && e->state == READY && (!oldest || e->stamp < oldest->stamp)) oldest = e;
-        if (!oldest) return;
+                if (!e->refs && e->state == READY && (!oldest || e->stamp < oldest->stamp))
+                    oldest = e;
+        if (!oldest)
+            return;
         unlink_entry(c, oldest);
         entry_free(c, oldest);
     }
@@ -134,7 +144,8 @@ static void put_locked(struct tj_kcache *c, struct tj_kentry *e) {
 }
 
 void tj_kcache_put(struct tj_kcache *c, struct tj_kentry *e) {
-    if (!e) return;
+    if (!e)
+        return;
     tj_lock(&c->lock);
     put_locked(c, e);
     trim(c);
@@ -160,7 +171,8 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     }
     for (size_t i = 0; i < n; i++) {
         entries[i]->state = s ? FAILED : READY;
-        if (s) continue;
+        if (s)
+            continue;
         entries[i]->batch = batch;
         // Object to function pointer: POSIX guarantees it, ISO C has no cast for it.
         memcpy(&entries[i]->code.fn, &mine[i].entry[0], sizeof(void *));
@@ -169,9 +181,11 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     trim(c);
     tj_cond_wake(&c->done);
     tj_unlock(&c->lock);
-    if (!s) return TRACE_OK;
+    if (!s)
+        return TRACE_OK;
     tj_free(batch);
-    if (s == TRACE_ERR_MEMORY && !res.error[0]) return tj_fail(s, "out of memory while compiling %zu kernels", n);
+    if (s == TRACE_ERR_MEMORY && !res.error[0])
+        return tj_fail(s, "out of memory while compiling %zu kernels", n);
     return tj_fail(s, "the compiler failed: %s", res.error[0] ? res.error : "no reason given");
 }
 
@@ -190,7 +204,8 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         uint64_t h = unit_hash(&units[got]);
         struct tj_kentry *e = find(c, &units[got], h);
         if (!e) {
-            if (!(e = insert(c, &units[got], h))) break;
+            if (!(e = insert(c, &units[got], h)))
+                break;
             mine[nmine] = units[got];
             mine[nmine].loop = e->loop;
             (void)snprintf(mine[nmine].symbol, sizeof mine[nmine].symbol, "tj_%llu", (unsigned long long)c->serial++);
@@ -200,18 +215,23 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         entries[got] = e;
     }
     tj_unlock(&c->lock);
-    if (got < n) s = tj_fail(TRACE_ERR_MEMORY, "out of memory for %zu kernels", n);
+    if (got < n)
+        s = tj_fail(TRACE_ERR_MEMORY, "out of memory for %zu kernels", n);
     if (nmine) { // compiled even when the rest failed: other threads may already wait for them
         tj_status cs = compile_mine(c, mine, mine_e, nmine, st);
-        if (!s) s = cs;
+        if (!s)
+            s = cs;
     }
     tj_lock(&c->lock);
     for (size_t i = 0; i < got; i++) {
-        while (entries[i]->state == COMPILING) tj_cond_wait(&c->done, &c->lock, TJ_FOREVER);
-        if (entries[i]->state == FAILED && !s) s = tj_fail(TRACE_ERR_COMPILE, "the compiler failed in another thread");
+        while (entries[i]->state == COMPILING)
+            tj_cond_wait(&c->done, &c->lock, TJ_FOREVER);
+        if (entries[i]->state == FAILED && !s)
+            s = tj_fail(TRACE_ERR_COMPILE, "the compiler failed in another thread");
     }
     if (s)
-        for (size_t i = 0; i < got; i++) put_locked(c, entries[i]);
+        for (size_t i = 0; i < got; i++)
+            put_locked(c, entries[i]);
     tj_unlock(&c->lock);
 out:
     tj_free(mine);
@@ -219,7 +239,9 @@ out:
     return s;
 }
 
-struct tj_kernel_code tj_kentry_code(const struct tj_kentry *e) { return e->code; }
+struct tj_kernel_code tj_kentry_code(const struct tj_kentry *e) {
+    return e->code;
+}
 
 uint64_t tj_kcache_bytes(struct tj_kcache *c) {
     tj_lock(&c->lock);

@@ -12,10 +12,13 @@ typedef tj_status (*tj_compile_fn)(void *user, struct tj_unit *units, size_t n, 
 struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t code_limit);
 void tj_kcache_destroy(struct tj_kcache *c); // no entry may be held any more
 
-struct tj_kcache_stats { uint32_t compiled; uint64_t emit_ns, codegen_ns, code_bytes; };
-// Finds or compiles every unit (kind and loop/gemm filled by the caller), all missing ones in one batch; entries[i] gets
-// a reference. On failure no reference is held. Blocks while another thread compiles one of them; no lock is held while
-// compiling. `st` gets what this call compiled.
+struct tj_kcache_stats {
+    uint32_t compiled;
+    uint64_t emit_ns, codegen_ns, code_bytes;
+};
+// Finds or compiles every unit (kind and loop/gemm filled by the caller), all missing ones in one batch; entries[i]
+// gets a reference. On failure no reference is held. Blocks while another thread compiles one of them; no lock is held
+// while compiling. `st` gets what this call compiled.
 tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t n, struct tj_kentry **entries,
                         struct tj_kcache_stats *st);
 void tj_kcache_put(struct tj_kcache *c, struct tj_kentry *e);

@@ -5,7 +5,8 @@
 #include "loop_llvm.h"
 
 enum {
-    // Weight of a body (see tj_l_weight()) from which one copy serves whole vectors and tail; with masks it runs slower.
+    // Weight of a body (see tj_l_weight()) from which one copy serves whole vectors and tail; with masks it runs
+    // slower.
     SHARE_ABOVE = 20,
     SHARE_MASKED_ABOVE = 40,
     TILE_ROWS = 16,

@@ -15,23 +15,23 @@ enum tj_unit_kind { TJ_UNIT_LOOP, TJ_UNIT_GEMM };
 // f32/f64 micro-kernel: C[m, n] (+)= sum over k of A[m*lda + k*ska] * B[k*nr + n], one fma chain over ascending k an
 // element. B is packed in panels of nr columns. See kernels/gemm.h for the tile contract.
 struct tj_gemm_tile {
-    uint8_t dtype;      // TRACE_F32, TRACE_F64
-    uint8_t mr, nv;     // rows; vectors of the level's width a row (nr = nv * width)
-    uint8_t a_packed;   // A comes in panels of mr rows (A[k*mr + m]) instead of rows lda apart
-    uint8_t flags;      // kernels/gemm.h's
+    uint8_t dtype;    // TRACE_F32, TRACE_F64
+    uint8_t mr, nv;   // rows; vectors of the level's width a row (nr = nv * width)
+    uint8_t a_packed; // A comes in panels of mr rows (A[k*mr + m]) instead of rows lda apart
+    uint8_t flags;    // kernels/gemm.h's
 };
 struct tj_unit {
     enum tj_unit_kind kind;
     const struct tj_kernel *loop;
     struct tj_gemm_tile gemm;
-    char symbol[64];           // unique in the batch: chosen by the caller
-    void *entry[2];            // out: code addresses (entry[1]: phase 2 of split kernels)
+    char symbol[64]; // unique in the batch: chosen by the caller
+    void *entry[2];  // out: code addresses (entry[1]: phase 2 of split kernels)
 };
 struct tj_compile_result {
-    struct tj_exec code;       // holds all units; unmapped by whoever owns the batch
+    struct tj_exec code; // holds all units; unmapped by whoever owns the batch
     uint64_t emit_ns, codegen_ns;
-    char error[512];           // on failure
-    char *ir, *asm_text;       // when asked for (malloc'ed by host->alloc), else NULL
+    char error[512];     // on failure
+    char *ir, *asm_text; // when asked for (malloc'ed by host->alloc), else NULL
 };
 struct tj_module_host { // what the module may call
     void *(*alloc)(size_t);
@@ -42,11 +42,12 @@ struct tj_module_host { // what the module may call
 };
 struct tj_module_api {
     uint32_t abi;
-    const char *llvm_version;                  // "22.1.8"
+    const char *llvm_version; // "22.1.8"
     // A compiler for one feature level; thread-safe: compiles are serialised inside. NULL on failure (message in err).
     void *(*create)(const struct tj_module_host *host, const struct tj_cpu *cpu, char *err, size_t cap);
     void (*destroy)(void *compiler);
-    tj_status (*compile)(void *compiler, struct tj_unit *units, size_t n, bool want_text, struct tj_compile_result *out);
+    tj_status (*compile)(void *compiler, struct tj_unit *units, size_t n, bool want_text,
+                         struct tj_compile_result *out);
 };
 const struct tj_module_api *tj_llvm_module(void); // the module's only exported symbol
 #endif

@@ -15,7 +15,8 @@ struct tj_packed {
 const void *tj_packed_data(const struct tj_packed *p) { return p->data; }
 
 void tj_pack_put(struct tj_packed *p) {
-    if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) return;
+    if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
+        return;
     (void)atomic_fetch_sub_explicit(&p->ctx->count.bytes_packed, p->bytes, memory_order_relaxed);
     tj_buffer_free(p->ctx, p->data, p->bytes);
     tj_free(p);
@@ -29,9 +30,7 @@ static void drop_chain(struct tj_packed *p) {
     }
 }
 
-void tj_pack_free_all(struct tj_storage *st) {
-    drop_chain(atomic_exchange(&st->packed, NULL));
-}
+void tj_pack_free_all(struct tj_storage *st) { drop_chain(atomic_exchange(&st->packed, NULL)); }
 
 static bool same_view(const struct tj_view *a, const struct tj_view *b) {
     return a->rank == b->rank && a->dtype == b->dtype && !memcmp(a->dims, b->dims, a->rank * sizeof *a->dims) &&
@@ -50,11 +49,13 @@ static struct tj_packed *lookup(struct tj_storage *st, uint64_t layout, uint64_t
             *stale = e;
             continue;
         }
-        if (e->version == version && e->layout == layout && e->offset == offset && same_view(&e->view, w)) found = e;
+        if (e->version == version && e->layout == layout && e->offset == offset && same_view(&e->view, w))
+            found = e;
         p = &e->next;
     }
     atomic_store(&st->packed, head);
-    if (found) (void)atomic_fetch_add_explicit(&found->refs, 1, memory_order_relaxed);
+    if (found)
+        (void)atomic_fetch_add_explicit(&found->refs, 1, memory_order_relaxed);
     return found;
 }
 

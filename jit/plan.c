@@ -1,43 +1,43 @@
 // jit/plan.c: a compiled segment: made from a program, then run any number of times on any number of threads.
 //
-// A plan is immutable. What a run needs of its own (workspace, argument tables) is an instance; finished runs give theirs
-// back to the plan's list, so a steady run allocates nothing and one plan serves several threads at once.
+// A plan is immutable. What a run needs of its own (workspace, argument tables) is an instance; finished runs give
+// theirs back to the plan's list, so a steady run allocates nothing and one plan serves several threads at once.
 #include <stdio.h>
 
 #include "../lib/strbuf.h"
 #include "cpu_backend.h"
 
-#define MAX_TASKS 64            // slots of scratch a step may need
-#define PARALLEL_NS 25000.0     // estimated work below which a step stays on one thread
-#define SPLIT_BLOCK 4096        // elements of one block of a split reduction (jit/kernel.h)
+#define MAX_TASKS 64        // slots of scratch a step may need
+#define PARALLEL_NS 25000.0 // estimated work below which a step stays on one thread
+#define SPLIT_BLOCK 4096    // elements of one block of a split reduction (jit/kernel.h)
 
 struct plan_step {
-    struct tj_kentry *loop;      // LOOP: its kernel; else the epilogue's, or NULL
+    struct tj_kentry *loop; // LOOP: its kernel; else the epilogue's, or NULL
     struct tj_kernel_code code;
     struct tj_contract *contract;
     struct tj_kentry *tiles[TJ_CONTRACT_TILES];
     size_t ntiles;
-    uint32_t weight_leaf;        // leaf whose packed copy the step uses, or UINT32_MAX
-    bool dynamic;                // some integer argument is not a constant
+    uint32_t weight_leaf; // leaf whose packed copy the step uses, or UINT32_MAX
+    bool dynamic;         // some integer argument is not a constant
     // where the step's tables begin in an instance
     uint32_t ivals, bufs, svals;
 };
 struct instance {
     struct instance *next;
-    int64_t *vals;               // one an expression
+    int64_t *vals; // one an expression
     int64_t *ivals;
     unsigned char **bufs;
     union tj_scalar *svals;
-    unsigned char **base;        // one a buffer
-    size_t *bytes, *offset;      // one a buffer: size, place in the workspace
-    struct tj_packed **packed;   // one a step
-    bool *had;                   // one a step: whether it was packed when the workspace was sized
+    unsigned char **base;      // one a buffer
+    size_t *bytes, *offset;    // one a buffer: size, place in the workspace
+    struct tj_packed **packed; // one a step
+    bool *had;                 // one a step: whether it was packed when the workspace was sized
     unsigned char *ws;
-    size_t ws_bytes;             // allocated
-    int threads;                 // slots a run with it may use at most
-    size_t step_ws;              // offset of the running step's own workspace
-    bool placed;                 // offsets are right for `bytes` (constant sizes: for good)
-    bool filled;                 // constant tables are filled
+    size_t ws_bytes; // allocated
+    int threads;     // slots a run with it may use at most
+    size_t step_ws;  // offset of the running step's own workspace
+    bool placed;     // offsets are right for `bytes` (constant sizes: for good)
+    bool filled;     // constant tables are filled
 };
 struct tj_plan {
     atomic_int refs;
@@ -46,13 +46,13 @@ struct tj_plan {
     struct plan_step *steps;
     uint32_t *first, *last, *order; // per buffer: liveness; scratch for placement goes with the instance
     uint32_t nivals, nbufargs, nsvals;
-    int threads;                 // 0: the pool's
-    bool dynamic;                // some expression is not a constant
+    int threads;  // 0: the pool's
+    bool dynamic; // some expression is not a constant
     bool symbolic;
-    struct tj_trace trace;       // symbolic: what it was recorded from
-    char *text;                  // schedule, for reports
+    struct tj_trace trace; // symbolic: what it was recorded from
+    char *text;            // schedule, for reports
     struct tj_plan_info info;
-    tj_mutex lock;               // guards idle
+    tj_mutex lock; // guards idle
     struct instance *idle;
 };
 
@@ -63,31 +63,36 @@ static size_t round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIG
 static void plan_free(struct tj_plan *p) {
     for (struct instance *i = p->idle, *n; i; i = n) {
         n = i->next;
-        if (i->ws) tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
+        if (i->ws)
+            tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
         tj_free(i);
     }
     if (p->steps) {
         for (uint32_t s = 0; s < p->prog->nsteps; s++) {
             tj_kcache_put(p->jit->kernels, p->steps[s].loop);
-            for (size_t t = 0; t < p->steps[s].ntiles; t++) tj_kcache_put(p->jit->kernels, p->steps[s].tiles[t]);
+            for (size_t t = 0; t < p->steps[s].ntiles; t++)
+                tj_kcache_put(p->jit->kernels, p->steps[s].tiles[t]);
             tj_contract_free(p->steps[s].contract);
         }
     }
     tj_free(p->steps);
     tj_free(p->first);
-    if (p->prog) tj_program_free(p->prog);
+    if (p->prog)
+        tj_program_free(p->prog);
     tj_trace_free(&p->trace);
     tj_free(p->text);
     tj_free(p);
 }
 
 void tj_plan_release(struct tj_plan *p) {
-    if (p && atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) == 1) plan_free(p);
+    if (p && atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) == 1)
+        plan_free(p);
 }
 
 // The leaf whose memory operand b of a contraction is, if it may be prepacked.
 static uint32_t weight_leaf(const struct tj_program *g, const struct tj_step *st) {
-    if (!st->weight_stable || (st->kind != TJ_STEP_MATMUL && st->kind != TJ_STEP_CONV2D)) return UINT32_MAX;
+    if (!st->weight_stable || (st->kind != TJ_STEP_MATMUL && st->kind != TJ_STEP_CONV2D))
+        return UINT32_MAX;
     const struct tj_buf *b = &g->bufs[st->b.buf];
     return b->kind == TJ_BUF_LEAF ? b->index : UINT32_MAX;
 }
@@ -109,7 +114,8 @@ static tj_status get_code(struct tj_plan *p) {
             units[n].kind = TJ_UNIT_LOOP;
             units[n++].loop = st->loop.kernel;
         }
-        if (!p->steps[i].contract) continue;
+        if (!p->steps[i].contract)
+            continue;
         struct tj_gemm_tile tiles[TJ_CONTRACT_TILES];
         memset(tiles, 0, sizeof tiles);
         p->steps[i].ntiles = tj_contract_tiles(p->steps[i].contract, tiles, TJ_CONTRACT_TILES);
@@ -155,16 +161,19 @@ static tj_status prepare(struct tj_plan *p) {
     size_t nb = g->nbufs ? g->nbufs : 1;
     p->first = tj_calloc(nb * 3, sizeof *p->first);
     p->steps = tj_calloc(g->nsteps ? g->nsteps : 1, sizeof *p->steps);
-    if (!p->first || !p->steps) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan of %u steps", g->nsteps);
+    if (!p->first || !p->steps)
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan of %u steps", g->nsteps);
     p->last = p->first + nb;
     p->order = p->last + nb;
-    for (uint32_t b = 0; b < g->nbufs; b++) p->first[b] = UINT32_MAX;
+    for (uint32_t b = 0; b < g->nbufs; b++)
+        p->first[b] = UINT32_MAX;
     for (uint32_t i = 0; i < g->nsteps; i++) {
         struct tj_step *st = &g->steps[i];
         struct plan_step *ps = &p->steps[i];
         for (uint32_t k = 0; k < st->nreads + st->nwrites; k++) {
             uint32_t b = k < st->nreads ? st->reads[k] : st->writes[k - st->nreads];
-            if (p->first[b] == UINT32_MAX) p->first[b] = i;
+            if (p->first[b] == UINT32_MAX)
+                p->first[b] = i;
             p->last[b] = i;
         }
         ps->weight_leaf = weight_leaf(g, st);
@@ -181,12 +190,15 @@ static tj_status prepare(struct tj_plan *p) {
         if (st->kind != TJ_STEP_LOOP) {
             int threads = p->threads ? p->threads : tj_pool_threads(p->jit->ctx->pool);
             tj_status s = tj_contract_create(st, &g->exprs, &p->jit->ctx->cpu, threads, &ps->contract);
-            if (s) return s;
+            if (s)
+                return s;
         }
     }
     for (uint32_t b = 0; b < g->nbufs; b++)
-        if (p->first[b] == UINT32_MAX) p->first[b] = p->last[b] = 0;
-    for (uint32_t e = 0; e < g->exprs.n; e++) p->dynamic |= !tj_ex_is_const(&g->exprs, e);
+        if (p->first[b] == UINT32_MAX)
+            p->first[b] = p->last[b] = 0;
+    for (uint32_t e = 0; e < g->exprs.n; e++)
+        p->dynamic |= !tj_ex_is_const(&g->exprs, e);
     return TRACE_OK;
 }
 
@@ -197,7 +209,8 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     struct tj_jit *jit = state;
     *out = NULL;
     struct tj_plan *p = tj_calloc(1, sizeof *p);
-    if (!p) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
+    if (!p)
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
     atomic_init(&p->refs, 1);
     p->jit = jit;
     p->threads = tj_env_off(&jit->ctx->env, TJ_KILL_THREADS) ? 1 : seg->threads;
@@ -205,9 +218,11 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     tj_trace_init(&p->trace);
     uint64_t t0 = tj_now_ns();
     tj_status s = tj_program_build(seg, &jit->ctx->env, &jit->ctx->cpu, &p->prog);
-    if (!s) s = prepare(p);
+    if (!s)
+        s = prepare(p);
     p->info.schedule_ns = tj_now_ns() - t0;
-    if (!s) s = get_code(p);
+    if (!s)
+        s = get_code(p);
     if (!s && seg->symbolic && !tj_trace_copy(&p->trace, seg->trace))
         s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
     if (!s) {
@@ -243,12 +258,14 @@ static bool shape_is_argument(uint16_t op) {
            op == TJ_OP_AS_STRIDED || op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
 }
 
-// Same ops, attributes and leaf classes; extents may differ where both are other than 1 (and 0 against more: a loop over
-// nothing is still right), but not where they are an argument of an op. The program's guards are checked by the run.
+// Same ops, attributes and leaf classes; extents may differ where both are other than 1 (and 0 against more: a loop
+// over nothing is still right), but not where they are an argument of an op. The program's guards are checked by the
+// run.
 bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
     const struct tj_trace *o = &p->trace;
     if (!p->symbolic || t->nnodes != o->nnodes || t->nleaves != o->nleaves || t->nattrs != o->nattrs ||
-        t->noperands != o->noperands || memcmp(t->attrs + 1, o->attrs + 1, (t->nattrs ? t->nattrs - 1 : 0) * sizeof *t->attrs) ||
+        t->noperands != o->noperands ||
+        memcmp(t->attrs + 1, o->attrs + 1, (t->nattrs ? t->nattrs - 1 : 0) * sizeof *t->attrs) ||
         (t->noperands && memcmp(t->operands, o->operands, t->noperands * sizeof *t->operands)))
         return false;
     for (uint32_t i = 0; i < t->nnodes; i++) {
@@ -257,20 +274,25 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
             memcmp(a->in, b->in, sizeof a->in))
             return false;
         size_t rank = tj_shape_rank(t, a->shape);
-        if (rank != tj_shape_rank(o, b->shape)) return false;
+        if (rank != tj_shape_rank(o, b->shape))
+            return false;
         const int64_t *x = tj_shape_dims(t, a->shape), *y = tj_shape_dims(o, b->shape);
         for (size_t d = 0; d < rank; d++)
-            if (x[d] != y[d] && (shape_is_argument(a->op) || x[d] == 1 || y[d] == 1)) return false;
+            if (x[d] != y[d] && (shape_is_argument(a->op) || x[d] == 1 || y[d] == 1))
+                return false;
     }
     for (uint32_t i = 0; i < t->nleaves; i++) {
         const struct tj_leaf_key *a = &t->leafkeys[i], *b = &o->leafkeys[i];
-        if (a->dtype != b->dtype || a->layout != b->layout || a->flags != b->flags || a->group != b->group) return false;
+        if (a->dtype != b->dtype || a->layout != b->layout || a->flags != b->flags || a->group != b->group)
+            return false;
     }
-    if (!p->prog->nguards) return true;
+    if (!p->prog->nguards)
+        return true;
     // Guards over extents only: strides and parameters never appear in them.
     const struct tj_exprs *x = &p->prog->exprs;
     int64_t small[256], *v = x->n <= TJ_COUNT(small) ? small : tj_malloc(x->n * sizeof *v);
-    if (!v) return false;
+    if (!v)
+        return false;
     struct trace_tensor *shapes = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *shapes);
     struct tj_leaf *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *leaves);
     bool ok = shapes && leaves;
@@ -281,10 +303,12 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
     }
     struct tj_run_args args = {.leaves = leaves, .params = t->params};
     ok = ok && tj_exprs_eval(x, &args, v);
-    for (uint32_t i = 0; ok && i < p->prog->nguards; i++) ok = v[p->prog->guards[i].a] == v[p->prog->guards[i].b];
+    for (uint32_t i = 0; ok && i < p->prog->nguards; i++)
+        ok = v[p->prog->guards[i].a] == v[p->prog->guards[i].b];
     tj_free(shapes);
     tj_free(leaves);
-    if (v != small) tj_free(v);
+    if (v != small)
+        tj_free(v);
     return ok;
 }
 
@@ -292,7 +316,8 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
 
 static int plan_threads(const struct tj_plan *p) {
     int n = tj_pool_threads(p->jit->ctx->pool);
-    if (p->threads && p->threads < n) n = p->threads;
+    if (p->threads && p->threads < n)
+        n = p->threads;
     return n < MAX_TASKS ? n : MAX_TASKS;
 }
 
@@ -303,7 +328,8 @@ static struct instance *instance_new(const struct tj_plan *p, int threads) {
     size_t base = svals + p->nsvals * 8u, bytes = base + g->nbufs * 8u, offset = bytes + g->nbufs * 8u;
     size_t packed = offset + g->nbufs * 8u, had = packed + g->nsteps * 8u, end = had + g->nsteps;
     unsigned char *m = tj_calloc(1, end);
-    if (!m) return NULL;
+    if (!m)
+        return NULL;
     struct instance *i = (struct instance *)(void *)m;
     i->threads = threads;
     i->vals = (int64_t *)(void *)(m + vals);
@@ -339,12 +365,15 @@ struct cut {
 static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *vals, int64_t rows) {
     struct cut c = {.tasks = 1, .rows = rows, .cols = vals[l->cols]};
     double work = (double)rows * (double)c.cols * l->cost;
-    if (l->kernel->kind == TJ_K_ROWS) work = (double)vals[l->rows] * (double)vals[l->row_elems] * l->cost;
-    if (l->kernel->kind == TJ_K_COLS) work *= (double)vals[l->row_elems];
+    if (l->kernel->kind == TJ_K_ROWS)
+        work = (double)vals[l->rows] * (double)vals[l->row_elems] * l->cost;
+    if (l->kernel->kind == TJ_K_COLS)
+        work *= (double)vals[l->row_elems];
     if (threads > 1 && work > PARALLEL_NS) {
         // Twice as many tasks as threads: a thread the system takes away holds up less.
         int want = work > 8 * PARALLEL_NS ? threads * 2 : threads;
-        if (want > MAX_TASKS) want = MAX_TASKS;
+        if (want > MAX_TASKS)
+            want = MAX_TASKS;
         if (rows >= want)
             c.tasks = want;
         else if (l->kernel->kind != TJ_K_ROWS && c.cols >= 64 * (int64_t)want) {
@@ -355,8 +384,10 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
     }
     int64_t n = c.by_cols ? c.cols : rows;
     c.step = c.tasks == 1 ? n : (n + c.tasks - 1) / c.tasks; // a division costs as much as a small kernel
-    if (c.by_cols) c.step = (c.step + 63) / 64 * 64;         // columns start on cache lines, whatever the dtype
-    if (c.step < 1) c.step = 1;
+    if (c.by_cols)
+        c.step = (c.step + 63) / 64 * 64; // columns start on cache lines, whatever the dtype
+    if (c.step < 1)
+        c.step = 1;
     return c;
 }
 
@@ -374,7 +405,8 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
     size_t n = 0;
     if (st->loop.kernel) {
         size_t scratch = round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
-        if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2)) return false;
+        if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2))
+            return false;
         n += scratch * scratch_slots(in);
         if (st->loop.kernel->split) {
             int64_t parts;
@@ -392,9 +424,11 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
         view_of(in, &st->b, &a.b);
         view_of(in, &st->c, &a.c);
         view_of(in, &st->d, &a.d);
-        if (st->loop.kernel) a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
+        if (st->loop.kernel)
+            a.epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
         size_t want;
-        if (!tj_contract_workspace(p->steps[i].contract, &a, &want) || want > SIZE_MAX / 4) return false;
+        if (!tj_contract_workspace(p->steps[i].contract, &a, &want) || want > SIZE_MAX / 4)
+            return false;
         n += round_up(want);
     }
     *bytes = n;
@@ -425,16 +459,20 @@ static tj_status instance_pack(const struct tj_plan *p, struct instance *in, con
     const struct tj_program *g = p->prog;
     for (uint32_t i = 0; i < g->nsteps; i++) { // weights first: whether they are packed decides workspaces
         struct plan_step *ps = &p->steps[i];
-        if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
+        if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
+            continue;
         struct tj_storage *st = args->leaves[ps->weight_leaf].tensor->st;
         // A bound plan writes it, and doesn't tell: no copy would stay right.
-        if (atomic_load_explicit(&st->pins_written, memory_order_acquire)) continue;
+        if (atomic_load_explicit(&st->pins_written, memory_order_acquire))
+            continue;
         struct tj_view w;
         view_of(in, &g->steps[i].b, &w);
-        if (!w.p || !tj_contract_pack_bytes(ps->contract, &w)) continue;
+        if (!w.p || !tj_contract_pack_bytes(ps->contract, &w))
+            continue;
         int64_t offset = (int64_t)(w.p - st->data) / (int64_t)tj_elem_bytes((tj_dtype)w.dtype);
         tj_status s = tj_pack_get(p->jit, st, ps->contract, &w, offset, &in->packed[i]);
-        if (s) return s;
+        if (s)
+            return s;
     }
     return TRACE_OK;
 }
@@ -443,25 +481,31 @@ static tj_status instance_pack(const struct tj_plan *p, struct instance *in, con
 static tj_status instance_place(const struct tj_plan *p, struct instance *in, size_t *want) {
     const struct tj_program *g = p->prog;
     uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
-    if (!order) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
+    if (!order)
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
     size_t total = 0, step_max = 0;
     bool ok = true;
     for (uint32_t b = 0; b < g->nbufs && ok; b++) {
         in->bytes[b] = 0;
-        if (g->bufs[b].kind != TJ_BUF_TEMP) continue;
+        if (g->bufs[b].kind != TJ_BUF_TEMP)
+            continue;
         ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
     }
     ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
-    if (order != scratch_small) tj_free(order);
+    if (order != scratch_small)
+        tj_free(order);
     for (uint32_t i = 0; i < g->nsteps && ok; i++) {
         size_t n;
         ok = step_workspace(p, i, in, &n);
-        if (ok && n > step_max) step_max = n;
+        if (ok && n > step_max)
+            step_max = n;
     }
-    if (!ok || total > SIZE_MAX / 4) return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
+    if (!ok || total > SIZE_MAX / 4)
+        return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
     in->step_ws = round_up(total);
     *want = in->step_ws + step_max;
-    for (uint32_t i = 0; i < g->nsteps; i++) in->had[i] = in->packed[i] != NULL;
+    for (uint32_t i = 0; i < g->nsteps; i++)
+        in->had[i] = in->packed[i] != NULL;
     return TRACE_OK;
 }
 
@@ -469,14 +513,18 @@ static tj_status instance_place(const struct tj_plan *p, struct instance *in, si
 static void instance_fill(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     for (uint32_t b = 0; b < g->nbufs; b++)
-        if (g->bufs[b].kind == TJ_BUF_TEMP) in->base[b] = in->ws + in->offset[b];
+        if (g->bufs[b].kind == TJ_BUF_TEMP)
+            in->base[b] = in->ws + in->offset[b];
     for (uint32_t i = 0; i < g->nsteps; i++) {
         const struct tj_loop *l = &g->steps[i].loop;
         const struct plan_step *ps = &p->steps[i];
-        if (!l->kernel) continue;
+        if (!l->kernel)
+            continue;
         if (ps->dynamic || !in->filled)
-            for (uint32_t k = 0; k < l->kernel->nivals; k++) in->ivals[ps->ivals + k] = in->vals[l->ivals[k]];
-        for (uint32_t k = 0; k < l->kernel->nbufs; k++) in->bufs[ps->bufs + k] = in->base[l->bufs[k]];
+            for (uint32_t k = 0; k < l->kernel->nivals; k++)
+                in->ivals[ps->ivals + k] = in->vals[l->ivals[k]];
+        for (uint32_t k = 0; k < l->kernel->nbufs; k++)
+            in->bufs[ps->bufs + k] = in->base[l->bufs[k]];
         for (uint32_t k = 0; k < l->kernel->nsvals; k++)
             in->svals[ps->svals + k] = l->svals[k].is_const ? l->svals[k].value : args->params[l->svals[k].param].v;
     }
@@ -486,19 +534,25 @@ static void instance_fill(const struct tj_plan *p, struct instance *in, const st
 // Everything of a run that can fail, before the first kernel.
 static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
     tj_status s = instance_sizes(p, in, args);
-    if (!s) s = instance_pack(p, in, args);
-    if (s) return s;
+    if (!s)
+        s = instance_pack(p, in, args);
+    if (s)
+        return s;
     // What is packed decides what a step needs, and a written weight is packed no more.
     bool changed = false;
-    for (uint32_t i = 0; i < p->prog->nsteps; i++) changed |= in->had[i] != (in->packed[i] != NULL);
+    for (uint32_t i = 0; i < p->prog->nsteps; i++)
+        changed |= in->had[i] != (in->packed[i] != NULL);
     if (!in->placed || p->dynamic || changed) {
         size_t want;
         s = instance_place(p, in, &want);
-        if (s) return s;
+        if (s)
+            return s;
         if (want > in->ws_bytes) {
             unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
-            if (!ws) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
-            if (in->ws) tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
+            if (!ws)
+                return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+            if (in->ws)
+                tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
             in->ws = ws;
             in->ws_bytes = want;
         }
@@ -511,7 +565,8 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
 static struct instance *instance_take(struct tj_plan *p) {
     tj_lock(&p->lock);
     struct instance *i = p->idle;
-    if (i) p->idle = i->next;
+    if (i)
+        p->idle = i->next;
     tj_unlock(&p->lock);
     return i ? i : instance_new(p, plan_threads(p));
 }
@@ -544,7 +599,8 @@ static void loop_task(void *arg, size_t i) {
     a.scratch = r->scratch_bytes ? r->scratch + i * r->scratch_bytes : NULL;
     int64_t lo = (int64_t)i * r->cut.step, n = r->cut.by_cols ? r->cut.cols : r->cut.rows;
     int64_t hi = lo + r->cut.step < n ? lo + r->cut.step : n;
-    if (lo >= hi) return;
+    if (lo >= hi)
+        return;
     if (r->cut.by_cols)
         r->fn(&a, 0, r->cut.rows, lo, hi);
     else
@@ -651,7 +707,8 @@ static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, con
 
 tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
     struct instance *in = instance_take(p);
-    if (!in) return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
+    if (!in)
+        return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
     tj_status s = instance_prepare(p, in, args);
     if (!s) {
         uint32_t i = 0;
@@ -679,12 +736,14 @@ static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *
     if (in && tj_exprs_eval(&p->prog->exprs, &args, in->vals)) {
         for (uint32_t i = 0; i < p->prog->nsteps; i++) {
             struct tj_view w;
-            if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK)) continue;
+            if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
+                continue;
             view_of(in, &p->prog->steps[i].b, &w);
             if (tj_contract_pack_bytes(p->steps[i].contract, &w))
                 in->packed[i] = (struct tj_packed *)(void *)in; // as if
         }
-        if (instance_place(p, in, &want)) want = 0;
+        if (instance_place(p, in, &want))
+            want = 0;
     }
     tj_free(in);
     return want;
@@ -694,16 +753,16 @@ static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *
 
 // A step with everything resolved: a launch is a call through a pointer.
 struct bound_step {
-    struct loop_run loop;        // LOOP, or the epilogue
-    tj_kernel_fn fn2;            // second phase of a split reduction, or NULL
+    struct loop_run loop; // LOOP, or the epilogue
+    tj_kernel_fn fn2;     // second phase of a split reduction, or NULL
     struct cut cut2;
     struct tj_contract *contract; // NULL: a loop
     struct tj_contract_args args;
 };
 struct tj_bound_plan {
-    struct tj_plan *plan;        // a reference
+    struct tj_plan *plan; // a reference
     struct instance *in;
-    struct tj_pool *pool;        // NULL: the calling thread alone
+    struct tj_pool *pool; // NULL: the calling thread alone
     bool own_memory;
     uint32_t nsteps;
     struct bound_step steps[];
@@ -727,11 +786,14 @@ static void bound_loop(struct tj_bound_plan *b, uint32_t i, const struct tj_run_
 }
 
 void tj_bound_plan_free(struct tj_bound_plan *b) {
-    if (!b) return;
+    if (!b)
+        return;
     struct tj_plan *p = b->plan;
     if (b->in) {
-        for (uint32_t i = 0; i < b->nsteps; i++) tj_pack_put(b->in->packed[i]);
-        if (b->own_memory) tj_buffer_free(p->jit->ctx, b->in->ws, b->in->ws_bytes);
+        for (uint32_t i = 0; i < b->nsteps; i++)
+            tj_pack_put(b->in->packed[i]);
+        if (b->own_memory)
+            tj_buffer_free(p->jit->ctx, b->in->ws, b->in->ws_bytes);
         tj_free(b->in);
     }
     tj_free(b);
@@ -755,8 +817,10 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
     b->pool = in->threads > 1 ? p->jit->ctx->pool : NULL;
     size_t want = 0;
     tj_status s = instance_sizes(p, in, args);
-    if (!s) s = instance_pack(p, in, args);
-    if (!s) s = instance_place(p, in, &want);
+    if (!s)
+        s = instance_pack(p, in, args);
+    if (!s)
+        s = instance_place(p, in, &want);
     o->need = want;
     if (!s && want && o->memory && o->bytes < want)
         s = tj_fail(TRACE_ERR_ARGUMENT, "the workspace given has %zu bytes and the plan needs %zu", o->bytes, want);
@@ -767,13 +831,15 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
             in->ws_bytes = want;
             b->own_memory = in->ws != NULL;
         }
-        if (!in->ws) s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+        if (!in->ws)
+            s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
     }
     if (s) {
         tj_bound_plan_free(b);
         return s;
     }
-    if (want) memset(in->ws, 0, want); // its pages are there when the first run comes
+    if (want)
+        memset(in->ws, 0, want); // its pages are there when the first run comes
     instance_fill(p, in, args);
     for (uint32_t i = 0; i < g->nsteps; i++) {
         const struct tj_step *st = &g->steps[i];
@@ -781,7 +847,8 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
         if (st->kind != TJ_STEP_LOOP) {
             contract_setup(p, i, in, args, &b->steps[i].loop, &b->steps[i].args);
             b->steps[i].args.pool = b->pool;
-            if (in->packed[i]) o->packed[p->steps[i].weight_leaf] = true;
+            if (in->packed[i])
+                o->packed[p->steps[i].weight_leaf] = true;
         } else {
             bound_loop(b, i, args);
         }
@@ -801,6 +868,7 @@ void tj_bound_plan_run(struct tj_bound_plan *b) {
             s->loop.fn(&s->loop.args, 0, s->loop.cut.rows, 0, s->loop.cut.cols);
         else
             tj_pool_run(b->pool, (size_t)s->loop.cut.tasks, loop_task, &s->loop);
-        if (s->fn2) s->fn2(&s->loop.args, 0, s->cut2.rows, 0, 1);
+        if (s->fn2)
+            s->fn2(&s->loop.args, 0, s->cut2.rows, 0, 1);
     }
 }

@@ -411,9 +411,7 @@ struct host_job {
     _Atomic uint64_t claimed[]; // bit a task
 };
 
-static _Thread_local struct {
-    size_t n, lost, repeated;
-} host_fault;
+static _Thread_local struct { size_t n, lost, repeated; } host_fault;
 
 static bool claim(struct host_job *j, size_t i) {
     uint64_t bit = (uint64_t)1 << i % 64;

@@ -16,8 +16,8 @@ typedef struct {
 #define TJ_FOREVER UINT64_MAX
 void tj_lock(tj_mutex *m);
 void tj_unlock(tj_mutex *m);
-// Gives m up while it waits, for at most ns nanoseconds; may return early. Wake: all that wait; the change they wait for
-// was made with the mutex held.
+// Gives m up while it waits, for at most ns nanoseconds; may return early. Wake: all that wait; the change they wait
+// for was made with the mutex held.
 void tj_cond_wait(tj_cond *c, tj_mutex *m, uint64_t ns);
 void tj_cond_wake(tj_cond *c);
 // Number of the process, another one in a child of fork; never 0. What a thread of another process was doing, nobody

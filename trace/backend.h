@@ -1,32 +1,35 @@
-// trace/backend.h: what the trace layer asks of a compiler and of the interpreter. jit/ implements it; trace/ never includes jit/.
+// trace/backend.h: what the trace layer asks of a compiler and of the interpreter. jit/ implements it; trace/ never
+// includes jit/.
 #ifndef TJ_TRACE_BACKEND_H
 #define TJ_TRACE_BACKEND_H
 #include "tensor.h"
 
-// A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are the
-// last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result.
-// Order contract: a kernel that reads a leaf's old content runs before the one that overwrites it.
+// A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are
+// the last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result. Order
+// contract: a kernel that reads a leaf's old content runs before the one that overwrites it.
 struct tj_segment {
     const struct tj_trace *trace;
-    const tj_ref *outs; uint32_t nouts;
-    const tj_ref *writes; uint32_t nwrites;
-    const char *name;       // region name, for dumps and kernel names
-    int threads;            // at most this many; 0: the pool's
-    uint8_t math;           // enum trace_math
-    uint8_t precision;      // enum trace_precision
-    bool symbolic;          // extents other than 1 are symbols: one plan for all sizes (single-op runs)
+    const tj_ref *outs;
+    uint32_t nouts;
+    const tj_ref *writes;
+    uint32_t nwrites;
+    const char *name;  // region name, for dumps and kernel names
+    int threads;       // at most this many; 0: the pool's
+    uint8_t math;      // enum trace_math
+    uint8_t precision; // enum trace_precision
+    bool symbolic;     // extents other than 1 are symbols: one plan for all sizes (single-op runs)
 };
 // First data error of a run. Kernels set it with one compare-exchange on `set`.
 struct tj_data_error {
-    _Atomic uint32_t set;   // 0, 1 claimed, 2 filled
-    tj_ref node;            // node of the segment's trace
-    int32_t kind;           // TJ_DATA_*
-    int64_t index, extent;  // offending value, and the extent it had to be under (0 for division)
+    _Atomic uint32_t set;  // 0, 1 claimed, 2 filled
+    tj_ref node;           // node of the segment's trace
+    int32_t kind;          // TJ_DATA_*
+    int64_t index, extent; // offending value, and the extent it had to be under (0 for division)
 };
 enum { TJ_DATA_INDEX, TJ_DATA_DIVISION, TJ_DATA_POWER };
 struct tj_run_args {
     trace_context *ctx;
-    const struct tj_leaf *leaves;    // as in the segment's trace, tensors of this run
+    const struct tj_leaf *leaves; // as in the segment's trace, tensors of this run
     const struct tj_param *params;
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
     struct tj_data_error *err;
@@ -65,8 +68,9 @@ struct tj_backend {
     void (*bound_run)(struct tj_bound_plan *b);
     void (*bound_release)(struct tj_bound_plan *b);
     void (*packed_free)(struct tj_storage *st);
-    void (*describe)(const struct tj_plan *plan, struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
-    void (*compiler_name)(void *state, char *buf, size_t cap);          // "LLVM 22.1.8, avx2", or why there is none
+    void (*describe)(const struct tj_plan *plan,
+                     struct tj_strbuf *sb);                    // schedule as text: kernels, their ops and host lines
+    void (*compiler_name)(void *state, char *buf, size_t cap); // "LLVM 22.1.8, avx2", or why there is none
 };
 extern const struct tj_backend tj_backend_cpu; // jit/backend_cpu.c, or jit/backend_none.c
 

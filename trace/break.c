@@ -359,7 +359,7 @@ tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, cons
         fill_segment(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
     }
     return !seg->symbolic || tj_context_backend(run->ctx, run->region) ? tj_segment_plan(b, seg, site, false, e)
-                                                                      : TRACE_OK;
+                                                                       : TRACE_OK;
 }
 
 // Whether the writes may happen: a live bound plan may read a packed copy of the memory.

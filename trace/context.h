@@ -6,9 +6,12 @@
 #include "../lib/threads.h"
 #include "backend.h"
 
-#define TJ_STATS(X) X(runs) X(records) X(replays) X(hits) X(misses) X(graphs) X(kernels) X(recompiles) X(breaks) X(evictions) \
-    X(errors) X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) X(emit_ns) \
-    X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed) X(fused_away) X(padding_bytes)
+#define TJ_STATS(X)                                                                                                    \
+    X(runs)                                                                                                            \
+    X(records) X(replays) X(hits) X(misses) X(graphs) X(kernels) X(recompiles) X(breaks) X(evictions) X(errors)        \
+        X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) X(emit_ns)   \
+            X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed)         \
+                X(fused_away) X(padding_bytes)
 struct tj_counters {
 #define X(f) _Atomic uint64_t f;
     TJ_STATS(X)
@@ -17,69 +20,73 @@ struct tj_counters {
 #define TJ_COUNT_UP(c, f, n) atomic_fetch_add_explicit(&(c)->f, (n), memory_order_relaxed)
 
 struct trace_context {
-    atomic_int refs;               // user handle, regions, tensors, storages
-    trace_context_options opt;     // as given, defaults filled
+    atomic_int refs;           // user handle, regions, tensors, storages
+    trace_context_options opt; // as given, defaults filled
     struct tj_env env;
     struct tj_cpu cpu;
     struct tj_pool *pool;
-    tj_mutex lock;                 // guards the lists below; never held while compiling or running
-    struct trace_tensor *tensors;  // live handles, for the leak report
-    struct trace_region *regions;  // live regions, for reports
-    struct trace_region *eager;    // hidden region of single-op runs
+    tj_mutex lock;                // guards the lists below; never held while compiling or running
+    struct trace_tensor *tensors; // live handles, for the leak report
+    struct trace_region *regions; // live regions, for reports
+    struct trace_region *eager;   // hidden region of single-op runs
     const struct tj_backend *backend;
-    void *backend_state;           // NULL when the compiler is unavailable
-    char backend_why[256];         // why it is unavailable
+    void *backend_state;   // NULL when the compiler is unavailable
+    char backend_why[256]; // why it is unavailable
     atomic_bool fallback_reported;
     atomic_bool shut;
     struct tj_counters count;
     char describe[256];
     _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
-    _Atomic uint64_t compile_op_ns; // time a compile took an op, lately; 0: none yet
-    struct tj_buffer_cache *buffers; // released tensor memory and handles, reused (trace/tensor.c)
+    _Atomic uint64_t compile_op_ns;             // time a compile took an op, lately; 0: none yet
+    struct tj_buffer_cache *buffers;            // released tensor memory and handles, reused (trace/tensor.c)
 };
 // Memory of tensors and workspaces through the host's allocator; counted in bytes_live; NULL + error on failure.
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
 void tj_context_retain(trace_context *ctx);
 // Sends an event: counters, log line, callback. where may be {NULL,0}.
-void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where, int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
+void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,
+              int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
 
-// ---- runs: one pass of a thread through a region ---------------------------------------------------------------------
+// ---- runs: one pass of a thread through a region
+// ---------------------------------------------------------------------
 
 enum tj_value_state { TJ_V_PENDING, TJ_V_STORED /* result kept in a tensor */, TJ_V_DEAD /* rolled back */ };
 struct tj_value {
-    uint8_t state;                // enum tj_value_state
-    bool ended;                   // host released it: not stored at a break
-    bool packed : 1;              // its strides are known to be row-major (recorder)
-    bool alias : 1;               // a COPY that only gives a repeated op a handle of its own (recorder)
-    bool rebased : 1;             // leaf whose memory is part of another leaf's: latest is its view of that one (recorder)
-    uint32_t count;               // host references
-    struct trace_tensor *tensor;  // STORED: holds a reference
-    tj_ref root;                  // memory this value aliases: a LEAF or a computed value; itself when it owns its content
-    tj_ref latest;                // of a root: the value with its current content (UPDATE), itself when never written
+    uint8_t state;    // enum tj_value_state
+    bool ended;       // host released it: not stored at a break
+    bool packed : 1;  // its strides are known to be row-major (recorder)
+    bool alias : 1;   // a COPY that only gives a repeated op a handle of its own (recorder)
+    bool rebased : 1; // leaf whose memory is part of another leaf's: latest is its view of that one (recorder)
+    uint32_t count;   // host references
+    struct trace_tensor *tensor; // STORED: holds a reference
+    tj_ref root;   // memory this value aliases: a LEAF or a computed value; itself when it owns its content
+    tj_ref latest; // of a root: the value with its current content (UPDATE), itself when never written
 };
 struct tj_run {
-    struct trace_region *region;  // outermost
+    struct trace_region *region; // outermost
     trace_context *ctx;
-    uint64_t generation;          // in every handle of this run
-    struct tj_trace trace;        // everything recorded in this run
-    struct tj_value *values; uint32_t capvalues; // one a node
-    struct tj_record *rec;        // the recorder's tables (trace/record.c): interned nodes, leaves
-    tj_ref fresh_from;            // nodes before it are not merged with; trace/region.c sets it to nnodes at a break
-    bool written;                 // some memory was written: handles resolve to the current content
-    bool broke;                   // a break has run part of the trace
-    bool eager;                   // TRACE_MODE_EAGER scope: ops run at once
-    const char *host_call;        // first call of the run that reads or writes on the host's side, or NULL
-    struct tj_loc host_at;        // where it was
-    bool compile_only;            // a placeholder is among the inputs
-    tj_status failed;             // first error; later ops return NULL
-    char error[TJ_ERROR_MAX];     // its text
-    uint64_t failures;            // tj_failures when it began: later ones are the run's own
+    uint64_t generation;   // in every handle of this run
+    struct tj_trace trace; // everything recorded in this run
+    struct tj_value *values;
+    uint32_t capvalues;       // one a node
+    struct tj_record *rec;    // the recorder's tables (trace/record.c): interned nodes, leaves
+    tj_ref fresh_from;        // nodes before it are not merged with; trace/region.c sets it to nnodes at a break
+    bool written;             // some memory was written: handles resolve to the current content
+    bool broke;               // a break has run part of the trace
+    bool eager;               // TRACE_MODE_EAGER scope: ops run at once
+    const char *host_call;    // first call of the run that reads or writes on the host's side, or NULL
+    struct tj_loc host_at;    // where it was
+    bool compile_only;        // a placeholder is among the inputs
+    tj_status failed;         // first error; later ops return NULL
+    char error[TJ_ERROR_MAX]; // its text
+    uint64_t failures;        // tj_failures when it began: later ones are the run's own
     struct tj_loc begin;
     uint64_t begin_ns;
-    struct tj_scope *scopes; uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)
-    struct tj_run *next;          // free list of the region
-    void *extra;                  // trace/region.c's own per-run state
+    struct tj_scope *scopes;
+    uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)
+    struct tj_run *next;         // free list of the region
+    void *extra;                 // trace/region.c's own per-run state
 };
 // The calling thread's open run, or NULL. While plans and callbacks of the host run it's NULL, so that what those begin
 // is a run of its own, and the run is here.
@@ -96,7 +103,8 @@ static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {
 // "<op> (<file>:<line>): <message>". Returns st.
 tj_status tj_op_fail(tj_status st, const char *op, struct tj_loc loc, const char *fmt, ...) TJ_PRINTF(4, 5);
 
-// ---- between record (trace/record*.c) and region (trace/region*.c) -----------------------------------------------------
+// ---- between record (trace/record*.c) and region (trace/region*.c)
+// -----------------------------------------------------
 
 // The node a handle stands for in the current run, resolved to the current content of its memory; a real tensor becomes
 // (or is found as) a leaf. TJ_NIL with the error set when the handle is NULL, stale, of another context, or failed.
@@ -116,12 +124,13 @@ struct tj_place {
 bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_place *v);
 // A failed inner scope: nodes from nnodes on are dead, writes among them undone.
 void tj_run_rollback(struct tj_run *run, uint32_t nnodes);
-// Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns the
-// owned tensor of `result` (or, for in-place ops, target itself); both are called by the recorder around each op.
+// Starts recording a single op outside a region: a temporary run on ctx->eager; tj_eager_end executes it and returns
+// the owned tensor of `result` (or, for in-place ops, target itself); both are called by the recorder around each op.
 struct tj_run *tj_eager_begin(trace_context *ctx, const char *op, struct tj_loc loc);
 trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target);
-// In trace/record*.c. reset: forgets what an earlier run left in trace, values and intern table, keeps the memory; called
-// with the new generation set. drop: gives back what the run holds (leaf tensors, stored values). free: frees the arrays.
+// In trace/record*.c. reset: forgets what an earlier run left in trace, values and intern table, keeps the memory;
+// called with the new generation set. drop: gives back what the run holds (leaf tensors, stored values). free: frees
+// the arrays.
 void tj_run_reset(struct tj_run *run);
 void tj_run_drop(struct tj_run *run);
 void tj_run_free(struct tj_run *run);

@@ -133,17 +133,17 @@ struct tj_box {
     atomic_bool cancel;       // the run is to stop between steps
     _Atomic uint32_t process; // the run's
     struct tj_box *prev_extra, *next_extra; // of those not in slots; under the context's lock
-    struct tj_counters count; // only the thread that has the box adds
+    struct tj_counters count;               // only the thread that has the box adds
     // who holds it, for messages of other threads
     _Atomic(const char *) begin_file;
     _Atomic int begin_line;
     // plans seen lately; each holds a reference
     struct tj_entry *hints[TJ_HINTS], *predict[TJ_PREDICT];
-    uint32_t segment;  // segments run so far
-    uint32_t flushes;  // of these, at breaks
-    uint32_t declared; // declared inputs of the outermost begin
-    uint64_t ran;      // ticks plans of this run have run
-    bool missed;       // some segment had no plan
+    uint32_t segment;       // segments run so far
+    uint32_t flushes;       // of these, at breaks
+    uint32_t declared;      // declared inputs of the outermost begin
+    uint64_t ran;           // ticks plans of this run have run
+    bool missed;            // some segment had no plan
     struct tj_entry *ended; // plan of the run's last segment; borrowed from the hints, NULL: none
     // replay mode (replay.c)
     struct tj_replay *replays[TJ_REPLAYS]; // the last one used is the first
@@ -158,9 +158,9 @@ struct tj_box {
     uint32_t nrules, caprules;
     struct tj_loc broke_at; // the first graph break of the run
     const char *broke_call; // literal; NULL: none
-    bool touched;      // something was learned at a break
-    bool rolled;       // some nodes were rolled back: segments have to be extracted
-    bool scope_failed; // an inlined scope failed since; its error below
+    bool touched;           // something was learned at a break
+    bool rolled;            // some nodes were rolled back: segments have to be extracted
+    bool scope_failed;      // an inlined scope failed since; its error below
     tj_status scope_status;
     char scope_error[TJ_ERROR_MAX];
     struct tj_run *outer; // single-op run: the eager scope it belongs to
@@ -218,8 +218,8 @@ struct trace_region {
     tj_status background_failed; // first failure not told yet, and its text. Under that lock
     char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
-    _Atomic uint32_t serial;          // of dumped plans
-    struct tj_recording *recordings;  // of replay mode, youngest first; under the cache's lock
+    _Atomic uint32_t serial;         // of dumped plans
+    struct tj_recording *recordings; // of replay mode, youngest first; under the cache's lock
     uint32_t nrecordings;
     _Atomic size_t plan_bytes;        // workspace that the plan compiled last would need when bound
     _Atomic size_t bound_bytes;       // that of the plan bound last; 0: none
@@ -303,10 +303,10 @@ bool tj_background_add(struct trace_region *r, struct tj_entry *e, const struct 
                        const struct tj_site *site, struct tj_entry *similar);
 // Whether the interpreter is estimated to run s in less time than compiling takes.
 bool tj_background_interpret(trace_context *ctx, const struct tj_segment *s);
-bool tj_background_here(trace_context *ctx);                 // on the thread that compiles
-void tj_background_forget(struct trace_region *r);           // the host releases r
-void tj_background_cancel(trace_context *ctx);               // takes all off the queue, for good
-bool tj_background_join(trace_context *ctx, uint64_t end);   // waits until `end` and ends the thread
+bool tj_background_here(trace_context *ctx);               // on the thread that compiles
+void tj_background_forget(struct trace_region *r);         // the host releases r
+void tj_background_cancel(trace_context *ctx);             // takes all off the queue, for good
+bool tj_background_join(trace_context *ctx, uint64_t end); // waits until `end` and ends the thread
 void tj_background_free(trace_context *ctx);
 
 // ---- breaks (break.c)

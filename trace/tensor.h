@@ -1,8 +1,8 @@
 // trace/tensor.h: tensors and the storage behind them.
 #ifndef TJ_TRACE_TENSOR_H
 #define TJ_TRACE_TENSOR_H
-#include <stdatomic.h>
 #include "ir.h"
+#include <stdatomic.h>
 
 enum {
     TJ_ST_OWNED = 1,       // memory is the library's
@@ -25,24 +25,25 @@ struct tj_storage {
     _Atomic uint64_t version; // one more with every write; packed weights are keyed on it
     void (*done)(void *user); // borrowed memory: told once when the last user has gone
     void *user;
-    _Atomic(void *) packed;   // jit's repacked copies (struct tj_packed list), freed with the storage by ctx->backend->packed_free
+    _Atomic(void *)
+        packed; // jit's repacked copies (struct tj_packed list), freed with the storage by ctx->backend->packed_free
 };
 // The public handle. Always at least 8-aligned, so bit 0 tells recorded values apart.
 struct trace_tensor {
     atomic_int refs;
     uint8_t dtype, rank;
-    tj_layout layout;         // class of strides, kept with dims
-    uint32_t state;           // TJ_T_*
+    tj_layout layout; // class of strides, kept with dims
+    uint32_t state;   // TJ_T_*
     int64_t numel;
-    int64_t offset;           // elements from storage->data
+    int64_t offset; // elements from storage->data
     int64_t dims[TJ_MAX_RANK], strides[TJ_MAX_RANK];
-    struct tj_storage *st;    // holds a reference; NULL while deferred
-    const char *op;           // who made it ("from", "add"), for leak reports
-    struct tj_loc loc;        // where
+    struct tj_storage *st;            // holds a reference; NULL while deferred
+    const char *op;                   // who made it ("from", "add"), for leak reports
+    struct tj_loc loc;                // where
     struct trace_tensor *prev, *next; // live list of the context
-    trace_context *ctx;       // holds a reference
-    atomic_int guard;         // short spin lock over st: trace_write may install another storage
-    bool internal;            // the library's own: not in the live list
+    trace_context *ctx;               // holds a reference
+    atomic_int guard;                 // short spin lock over st: trace_write may install another storage
+    bool internal;                    // the library's own: not in the live list
 };
 enum { TJ_T_READY, TJ_T_DEFERRED /* item_later before the end of its run */, TJ_T_FAILED };
 
@@ -52,11 +53,14 @@ static inline void *tj_tensor_data(const struct trace_tensor *t) {
 static inline bool tj_is_value(const trace_tensor *t) { return (uintptr_t)t & 1; } // recorded value (or TRACE_NONE)
 // Fresh contiguous tensor with uninitialised memory of its own; NULL and an error on failure. Storage memory comes from
 // the context's cache of released buffers when one fits.
-struct trace_tensor *tj_tensor_new(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op, struct tj_loc loc);
+struct trace_tensor *tj_tensor_new(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op,
+                                   struct tj_loc loc);
 // A view: shares st (takes a reference of its own).
-struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int64_t *dims, const int64_t *strides, size_t rank, int64_t offset, const char *op, struct tj_loc loc);
+struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int64_t *dims, const int64_t *strides,
+                                    size_t rank, int64_t offset, const char *op, struct tj_loc loc);
 // No storage yet (state TJ_T_DEFERRED); tj_tensor_fulfil gives it src's storage and place, or FAILED when src is NULL.
-struct trace_tensor *tj_tensor_deferred(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank, const char *op, struct tj_loc loc);
+struct trace_tensor *tj_tensor_deferred(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank,
+                                        const char *op, struct tj_loc loc);
 void tj_tensor_fulfil(struct trace_tensor *t, struct trace_tensor *src);
 // The storage t has now, with a reference of the caller's; dropped with tj_storage_drop.
 struct tj_storage *tj_tensor_storage(struct trace_tensor *t);
@@ -64,5 +68,6 @@ void tj_storage_drop(struct tj_storage *st);
 // Whether two tensors may share memory: exact for disjoint ranges and for interleaved elements, else true.
 bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b);
 // Copies between any two layouts of equal shape and dtype (plain loops).
-void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides, const int64_t *dims, size_t rank, size_t elem);
+void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides,
+                     const int64_t *dims, size_t rank, size_t elem);
 #endif
