@@ -238,7 +238,9 @@ static void attention_item(void *ctx, int slot, int64_t item) {
         } else {
             sums[i - i0] = softmax_f64((double *)(void *)x, n, a->scale, mask, smask, a->d.dtype);
         }
-        memset(x + n * size, 0, (size_t)((s - n) * size));
+        if (s > n) { // without keys there are no scores at all
+            memset(x + n * size, 0, (size_t)((s - n) * size));
+        }
     }
     if (p->few) {
         const float *v = (const float *)(const void *)(p->v.p + tj_view_at(&p->v, r - 2, vh, size));

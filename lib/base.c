@@ -69,17 +69,30 @@ bool (*tj_alloc_hook)(size_t bytes);
 
 static bool refused(size_t bytes) { return TJ_UNLIKELY(tj_alloc_hook != NULL) && !tj_alloc_hook(bytes); }
 
-void *tj_malloc(size_t bytes) { return refused(bytes) ? NULL : malloc(bytes ? bytes : 1); }
+// The host's errno is left alone: a failure is a status here.
+static void *keep_errno(void *p, int saved) {
+    errno = saved;
+    return p;
+}
+
+void *tj_malloc(size_t bytes) {
+    int saved = errno;
+    return refused(bytes) ? NULL : keep_errno(malloc(bytes ? bytes : 1), saved);
+}
 
 void *tj_calloc(size_t n, size_t bytes) {
     size_t all;
+    int saved = errno;
     if (__builtin_mul_overflow(n, bytes, &all) || refused(all)) {
         return NULL;
     }
-    return calloc(1, all ? all : 1);
+    return keep_errno(calloc(1, all ? all : 1), saved);
 }
 
-void *tj_realloc(void *p, size_t bytes) { return refused(bytes) ? NULL : realloc(p, bytes ? bytes : 1); }
+void *tj_realloc(void *p, size_t bytes) {
+    int saved = errno;
+    return refused(bytes) ? NULL : keep_errno(realloc(p, bytes ? bytes : 1), saved);
+}
 
 void tj_free(void *p) { free(p); }
 
@@ -94,10 +107,11 @@ char *tj_strdup(const char *s) {
 
 void *tj_aligned_alloc(size_t bytes) {
     void *p;
+    int saved = errno;
     if (bytes > PTRDIFF_MAX || refused(bytes)) {
         return NULL;
     }
-    return posix_memalign(&p, TJ_ALIGN, bytes ? bytes : 1) ? NULL : p;
+    return keep_errno(posix_memalign(&p, TJ_ALIGN, bytes ? bytes : 1) ? NULL : p, saved);
 }
 
 void tj_aligned_free(void *p) { free(p); }

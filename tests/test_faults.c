@@ -411,6 +411,7 @@ START_TEST(compiled) {
     shared = make_shared(JIT);
     each_site(JIT, &scenes[_i], 1);
     trace_context_release(shared);
+    shared = NULL;
 }
 END_TEST
 // The compiler included, from a context of its own on.
@@ -581,16 +582,22 @@ static void without_compiler(int times, const char *why) {
         trace_region_release(r[i]);
     trace_context_release(ctx);
 }
-START_TEST(no_module) {
+static void with_module(const char *path, const char *why) {
+    char *old = getenv("TRACEJIT_LLVM");
+    old = old ? strdup(old) : NULL;
     set_tier(JIT);
-    (void)setenv("TRACEJIT_LLVM", "/nonexistent/libtracejit-llvm.so", 1);
-    without_compiler(1, "/nonexistent/libtracejit-llvm.so");
+    (void)setenv("TRACEJIT_LLVM", path, 1);
+    without_compiler(1, why);
+    if (old)
+        (void)setenv("TRACEJIT_LLVM", old, 1);
+    else
+        (void)unsetenv("TRACEJIT_LLVM");
+    free(old);
 }
+START_TEST(no_module) { with_module("/nonexistent/libtracejit-llvm.so", "/nonexistent/libtracejit-llvm.so"); }
 END_TEST
 START_TEST(wrong_module) { // a library, but none of ours
-    set_tier(JIT);
-    (void)setenv("TRACEJIT_LLVM", "libm.so.6", 1);
-    without_compiler(1, "is not a tracejit compiler module");
+    with_module("libm.so.6", "is not a tracejit compiler module");
 }
 END_TEST
 START_TEST(forbidden_memory) {

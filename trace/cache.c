@@ -3,6 +3,7 @@
 // A steady run finds its plan in its own run object (hints), compares the signature byte by byte, and touches no memory
 // that other threads write. Otherwise the table is searched under a lock held for the search alone; a signature that
 // nobody has met is entered as COMPILING, made without the lock, and whoever asks for it meanwhile waits for that.
+#include <errno.h>
 #include <stdio.h>
 
 #include "../lib/hash.h"
@@ -572,7 +573,9 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
         struct tj_plan *plan = NULL;
         t.leaves = (struct tj_leaf *)(uintptr_t)leaves;
         seg.trace = &t;
+        int saved = errno; // the compiler's own files and streams are no matter of the host's
         st = ctx->backend->compile(ctx->backend_state, &seg, &plan, &e->info);
+        errno = saved;
         if (!st) {
             e->plan = plan;
             atomic_store_explicit(&r->plan_bytes, e->info.bytes_workspace, memory_order_relaxed);
@@ -618,8 +621,7 @@ static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
 
 // Finds the entry, or enters a new one. *made: it's the caller's to compile.
 static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
-                                      bool trimmed, bool wait, uint64_t hash, bool *made,
-                                      struct tj_entry **similar) {
+                                      bool trimmed, bool wait, uint64_t hash, bool *made, struct tj_entry **similar) {
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;

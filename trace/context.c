@@ -242,7 +242,9 @@ bool tj_context_backend(trace_context *ctx, struct trace_region *r) {
     void *backend = NULL;
     uint64_t t0 = tj_now_ns();
     bool off = tj_env_off(&ctx->env, TJ_KILL_JIT);
+    int saved = errno; // of loading the compiler
     tj_status s = off ? TRACE_ERR_UNAVAILABLE : ctx->backend->create(ctx, &backend);
+    errno = saved;
     if (s)
         (void)snprintf(ctx->backend_why, sizeof ctx->backend_why, "%s",
                        off ? "switched off by TRACEJIT_NO=jit" : tj_last_error());

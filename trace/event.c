@@ -1,4 +1,5 @@
 // trace/event.c: events: counted, logged, told to the host.
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +75,9 @@ void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event
         if (open)
             tj_executing = open;
         tj_current = NULL; // what the callback calls isn't recorded
+        int saved = errno; // a callback that prints may change it, in the middle of an op
         ctx->opt.on_event(ctx->opt.event_user, &e);
+        errno = saved;
         while (tj_current)
             trace_abandon(tj_current->region);
         tj_current = open;

@@ -609,7 +609,9 @@ static trace_tensor *wrap(const char *op, trace_context *ctx, const trace_tensor
     for (size_t i = 0; k->strides && i < k->rank; i++) {
         int64_t far = 0;
         if (k->strides[i] < 0) {
-            tj_fail(TRACE_ERR_SHAPE, "%s: stride %lld of dim %zu is negative; wrap the memory as it lies and use trace_flip", op, (long long)k->strides[i], i);
+            tj_fail(TRACE_ERR_SHAPE,
+                    "%s: stride %lld of dim %zu is negative; wrap the memory as it lies and use trace_flip", op,
+                    (long long)k->strides[i], i);
             return NULL;
         }
         if (numel && (!tj_size_mul(k->dims[i] - 1, k->strides[i], &far) || !tj_size_add(last, far, &last))) {
