@@ -73,7 +73,7 @@ struct tj_kins {
     uint8_t dtype; // of the value; CHECK, STORE: 0
     uint8_t level; // enum tj_level (POINTWISE kernels: FULL)
     uint8_t pass;  // FULL: the pass it is computed in; REDUCE: the pass it accumulates in; other ROW values: the number
-                  // of passes that must be over before it
+                   // of passes that must be over before it
     uint8_t flags; // TJ_KF_*
     tj_kv in[6];   // operands a..f; unused: KNONE
     uint16_t pad;
