@@ -71,15 +71,19 @@ enum trace_status {
 };
 enum trace_dtype { TRACE_BOOL, TRACE_U8, TRACE_I32, TRACE_I64, TRACE_F16, TRACE_BF16, TRACE_F32, TRACE_F64 };
 enum trace_device { TRACE_DEVICE_CPU, TRACE_DEVICE_CUDA, TRACE_DEVICE_AUTO };
-/* RECORD: the body runs each time and is recorded anew. REPLAY: the body may be skipped. EAGER: ops run at once, the
- * region only ends their lifetime. */
+/* RECORD: the body runs each time and is recorded anew. REPLAY: the body is skipped once two runs over inputs alike
+ * have recorded the same. EAGER: ops run at once, the region only ends their lifetime. */
 enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
+/* Whether plans may have symbolic extents. This version makes an exact plan for each combination of shapes inside
+ * regions, whatever is set; their kernels are shared. */
 enum trace_dynamic { TRACE_DYNAMIC_AUTO, TRACE_DYNAMIC_OFF, TRACE_DYNAMIC_ON };
-/* FAST allows contraction across ops and folding that changes rounding. */
+/* FAST allows contraction across ops and folding that changes rounding; what it allows need not be done, and this
+ * version does none of it. */
 enum trace_math { TRACE_MATH_STRICT, TRACE_MATH_FAST };
 /* What a run of a background region does while its plan is being compiled. AUTO: runs in the interpreter when that is
  * estimated to take less than the compile, else waits. FAIL: TRACE_ERR_BUSY at once. */
 enum trace_policy { TRACE_POLICY_AUTO, TRACE_POLICY_WAIT, TRACE_POLICY_INTERPRET, TRACE_POLICY_FAIL };
+/* Least precision of matmul operands that is asked for. This version always computes f32 products in f32. */
 enum trace_precision { TRACE_PRECISION_F32, TRACE_PRECISION_TF32, TRACE_PRECISION_BF16, TRACE_PRECISION_F16 };
 /* Flags of trace_tensor_desc. READONLY: writing is an error. STABLE: the host changes the memory only with
  * trace_modified, so weights may be repacked. PLACEHOLDER: no data; a run over one compiles and runs nothing. */
@@ -113,8 +117,7 @@ enum { TRACE_REDUCTION_NONE, TRACE_REDUCTION_MEAN, TRACE_REDUCTION_SUM };
 /* The empty list: a 0-d shape, or "all dims" of a reduction. */
 #define TRACE_SCALAR NULL, (size_t)0
 
-/* ---- options, events, statistics: sized structs; zero is the default ----------------------------------------------
- */
+/* ---- options, events, statistics: sized structs; zero is the default -------------------------------------------- */
 
 /* What happened, on the thread that caused it, with no lock held. Strings live during the call. A callback may not
  * begin, end or destroy anything, and may not throw or longjmp. */
@@ -215,8 +218,7 @@ typedef struct trace_tensor_desc {
 #define TRACE_TENSOR_DESC(...) (&(const trace_tensor_desc){.size = sizeof(trace_tensor_desc), __VA_ARGS__})
 #endif
 
-/* ---- library and context ------------------------------------------------------------------------------------------
- */
+/* ---- library and context ---------------------------------------------------------------------------------------- */
 
 /* "0.1.0" of the library that is loaded. */
 TRACE_API const char *trace_version(void);
@@ -241,40 +243,47 @@ TRACE_API void trace_context_stats(const trace_context *ctx, trace_stats *stats)
 TRACE_API enum trace_status trace_context_report(const trace_context *ctx, enum trace_format f, char *buf, size_t cap,
                                                  size_t *need);
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------
- */
+/* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
-/* Copies data in (row-major). The caller owns the handle. */
+/* Making tensors. dims: rank extents, each at least 0 (TRACE_DIMS, or TRACE_SCALAR for 0-d). The caller owns the
+ * handle. NULL and an error text on failure: TRACE_ERR_ARGUMENT, DTYPE, SHAPE (rank above TRACE_MAX_RANK, negative
+ * extent, overflow) or MEMORY. from: copies data in (row-major). */
 TRACE_API trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims,
                                    size_t rank);
 /* Borrows memory for reading and writing: it must live until the handle and every run that used it are gone. The
  * memory is read at each run, so the host may change it between runs. */
 TRACE_API trace_tensor *trace_wrap(trace_context *ctx, enum trace_dtype d, void *data, const int64_t *dims,
                                    size_t rank);
+/* The same for reading only: ops that would write it fail. */
 TRACE_API trace_tensor *trace_wrap_const(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims,
                                          size_t rank);
+/* The same with strides, flags and a `done` callback (called once when the library's last use has ended; not when this
+ * fails). desc is read during the call only. */
 TRACE_API trace_tensor *trace_wrap_desc(trace_context *ctx, const trace_tensor_desc *desc);
 /* DLPack (github.com/dmlc/dlpack, ABI version 1 without the versioned struct): import takes the managed tensor over
- * (its deleter is called when the last user has gone; on failure it stays the caller's), export holds a reference until
- * the consumer calls the deleter. CPU tensors only; dtypes bool, u8, i32, i64, f16, bf16, f32, f64. */
+ * (its deleter is called when the last user has gone; on failure it stays the caller's), flags: TRACE_WRAP_READONLY,
+ * TRACE_WRAP_STABLE; export holds a reference until the consumer calls the deleter. NULL and an error text on failure.
+ * CPU tensors only; dtypes bool, u8, i32, i64, f16, bf16, f32, f64. */
 struct DLManagedTensor;
 TRACE_API trace_tensor *trace_from_dlpack(trace_context *ctx, struct DLManagedTensor *m, int flags);
 TRACE_API struct DLManagedTensor *trace_to_dlpack(trace_tensor *t);
-/* No data: a run with one among its inputs compiles and runs nothing. */
+/* Shape and dtype without data: a run with one among its inputs compiles and runs nothing. */
 TRACE_API trace_tensor *trace_placeholder(trace_context *ctx, enum trace_dtype d, const int64_t *dims, size_t rank);
 /* One more reference; returns t. Inside a region, of a recorded value: one more count of that value. */
 TRACE_API trace_tensor *trace_retain(trace_tensor *t);
 /* Drops a reference. NULL is fine. Of a recorded value: the host has ended it; ops recorded already keep it. */
 TRACE_API void trace_release(trace_tensor *t);
-/* Queries; of recorded values too. Failures give -1 (or NULL) and an error text. dim may be negative. */
+/* Queries; of recorded values too. Failures give -1 and an error text. dim may be negative. */
 TRACE_API int trace_rank(const trace_tensor *t);
 TRACE_API int64_t trace_size(const trace_tensor *t, int64_t dim);
 TRACE_API int64_t trace_stride(const trace_tensor *t, int64_t dim); /* elements */
 TRACE_API int64_t trace_numel(const trace_tensor *t);
 TRACE_API int trace_dtype_of(const trace_tensor *t); /* enum trace_dtype, or -1 */
-/* Replaces the whole content, row-major; bytes must match. Seen by every later use. */
+/* Replaces the whole content, row-major; bytes must match. Seen by every later use; runs in flight keep the old one.
+ * While a run is open on this thread that uses t, a graph break where need be. TRACE_ERR_BUSY: wrapped memory that
+ * another thread's run reads, or a weight that a bound plan has packed. */
 TRACE_API enum trace_status trace_write(trace_tensor *t, const void *src, size_t bytes);
-/* The host has changed wrapped memory promised STABLE. */
+/* The host has changed wrapped memory promised STABLE (between runs). TRACE_ERR_BUSY as for trace_write. */
 TRACE_API enum trace_status trace_modified(trace_tensor *t);
 /* Readbacks. Of a tensor: no effect on recording. Of a recorded value: a graph break. read: copies out row-major,
  * bytes must match. data: pointer to a contiguous tensor, valid while the handle is held and unwritten (of a recorded
@@ -293,13 +302,15 @@ TRACE_API enum trace_status trace_print_at(trace_tensor *t, const char *name, co
 TRACE_API trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line);
 TRACE_API enum trace_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line);
 
-/* ---- regions ------------------------------------------------------------------------------------------------------
- */
+/* ---- regions ---------------------------------------------------------------------------------------------------- */
 
-/* name is copied. options NULL: the defaults. The caller owns *r. */
+/* name is copied; NULL: "unnamed". options NULL: the defaults. The caller owns *r, which keeps the context. */
 TRACE_API enum trace_status trace_region_create(trace_context *ctx, const char *name,
                                                 const trace_region_options *options, trace_region **r);
+/* Drops the caller's region: runs open in it end as they would, bound plans stay. Waits for a background compile of it.
+ * NULL is fine. */
 TRACE_API void trace_region_release(trace_region *r);
+/* As trace_context_stats, of this region alone. */
 TRACE_API void trace_region_stats(const trace_region *r, trace_stats *stats);
 /* Opens a run. in: the declared inputs (n of them, held for the run). true: run the body. false: skip it; trace_end
  * still has to be called and tells why. Inside another region of the context: an inlined scope. */
@@ -318,10 +329,12 @@ TRACE_MUST_CHECK TRACE_API enum trace_status trace_end_bind_at(trace_region *r, 
 /* Runs a bound plan on the tensors it is pinned to. One caller at a time for each bound plan. No allocation, lock,
  * system call, check or event; nothing in it blocks. */
 TRACE_API enum trace_status trace_bound_run(trace_bound *b);
+/* Lets go of the tensors. Not while a run of it is under way. NULL is fine. */
 TRACE_API void trace_bound_release(trace_bound *b);
 /* Bytes of workspace the region's last bound (or, before one, last compiled) plan needs; 0 when there is none yet. */
 TRACE_API size_t trace_region_workspace(const trace_region *r);
-/* Declares the bounds of a dim of a declared input, before the region's first run. An extent outside them is
+/* Declares the bounds (inclusive) of a dim of a declared input, before the region's first run (afterwards:
+ * TRACE_ERR_STATE). Declared again, the later bounds count. An extent outside them is
  * TRACE_ERR_SHAPE at trace_begin. */
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
 /* Waits until no plan of the region is being compiled in the background; TRACE_ERR_TIMEOUT, or the first compile error
@@ -358,7 +371,7 @@ TRACE_OP(neg, trace_tensor *x);
 TRACE_OP(abs, trace_tensor *x);
 /* -1, 0 or 1 */
 TRACE_OP(sign, trace_tensor *x);
-/* integers unchanged */
+/* floor, ceil, trunc (toward zero), round: integers unchanged */
 TRACE_OP(floor, trace_tensor *x);
 TRACE_OP(ceil, trace_tensor *x);
 TRACE_OP(trunc, trace_tensor *x);
@@ -380,7 +393,9 @@ TRACE_OP(sin, trace_tensor *x);
 TRACE_OP(cos, trace_tensor *x);
 TRACE_OP(tanh, trace_tensor *x);
 TRACE_OP(erf, trace_tensor *x);
+/* 1/(1 + e^-x) */
 TRACE_OP(sigmoid, trace_tensor *x);
+/* max(x, 0); NaN stays */
 TRACE_OP(relu, trace_tensor *x);
 /* min(max(x, 0), 6) */
 TRACE_OP(relu6, trace_tensor *x);
@@ -427,6 +442,7 @@ TRACE_OP(remainder_i, trace_tensor *a, int64_t s);
 TRACE_OP(fmod, trace_tensor *a, trace_tensor *b);
 TRACE_OP(fmod_f, trace_tensor *a, double s);
 TRACE_OP(fmod_i, trace_tensor *a, int64_t s);
+/* C's pow; integers wrap, and an integer base takes no negative exponent but for 1 and -1 (TRACE_ERR_DEVICE) */
 TRACE_OP(pow, trace_tensor *a, trace_tensor *b);
 TRACE_OP(pow_f, trace_tensor *a, double s);
 TRACE_OP(pow_i, trace_tensor *a, int64_t s);
@@ -500,7 +516,7 @@ TRACE_OP(fill_i_, trace_tensor *x, int64_t s);
 /* rows index[k] of dim become src row k; index: 1-d i64; a repeated index: the last wins */
 TRACE_OP(index_copy_, trace_tensor *dst, int64_t dim, trace_tensor *index, trace_tensor *src);
 
-/* reductions: over dims (TRACE_SCALAR: all) */
+/* reductions: over dims (TRACE_SCALAR: all), which go, or stay with extent 1 (keepdim) */
 /* integers and bool give i64 */
 TRACE_OP(sum, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
 /* floats */
@@ -516,7 +532,7 @@ TRACE_OP(all, trace_tensor *x, const int64_t *dims, size_t n, bool keepdim);
 /* i64, first of equals, NaN wins; dim may be TRACE_ALL_DIMS */
 TRACE_OP(argmax, trace_tensor *x, int64_t dim, bool keepdim);
 TRACE_OP(argmin, trace_tensor *x, int64_t dim, bool keepdim);
-/* floats */
+/* floats; along dim, shape of x */
 TRACE_OP(softmax, trace_tensor *x, int64_t dim);
 TRACE_OP(log_softmax, trace_tensor *x, int64_t dim);
 /* over the last n dims, whose extents are shape; weight, bias of that shape or TRACE_NONE */
@@ -527,74 +543,88 @@ TRACE_OP(rms_norm, trace_tensor *x, trace_tensor *weight, double eps);
 /* inference form, channel dim 1; weight, bias [C] or TRACE_NONE */
 TRACE_OP(batch_norm, trace_tensor *x, trace_tensor *weight, trace_tensor *bias, trace_tensor *running_mean,
          trace_tensor *running_var, double eps);
-/* x [N, C, ...] logits, target [N, ...] i64; weight [C] or TRACE_NONE; TRACE_REDUCTION_*; ATen defaults: MEAN, -100, 0
- */
+/* x [N, C, ...] logits, target [N, ...] i64; weight [C] or TRACE_NONE; TRACE_REDUCTION_* (NONE: shape of target, else
+ * 0-d); ATen defaults: MEAN, -100, 0 */
 TRACE_OP(cross_entropy, trace_tensor *x, trace_tensor *target, trace_tensor *weight, int reduction,
          int64_t ignore_index, double label_smoothing);
 
 /* views: share memory with x where x is memory; never copy, reshape excepted */
 /* one extent may be -1; a view where the strides allow, else a copy */
 TRACE_OP(reshape, trace_tensor *x, const int64_t *dims, size_t n);
+/* dims start_dim to end_dim (inclusive) become one */
 TRACE_OP(flatten, trace_tensor *x, int64_t start_dim, int64_t end_dim);
+/* dim i of the result is dim dims[i] of x; n is the rank */
 TRACE_OP(permute, trace_tensor *x, const int64_t *dims, size_t n);
 TRACE_OP(transpose, trace_tensor *x, int64_t d0, int64_t d1);
-/* -1 keeps an extent */
+/* extents of 1 grow, new dims come first; -1 keeps an extent */
 TRACE_OP(expand, trace_tensor *x, const int64_t *dims, size_t n);
+/* elements start to start + length of dim */
 TRACE_OP(narrow, trace_tensor *x, int64_t dim, int64_t start, int64_t length);
 /* dim is removed */
 TRACE_OP(select, trace_tensor *x, int64_t dim, int64_t index);
 /* start and end clamp as in Python; step >= 1 */
 TRACE_OP(slice, trace_tensor *x, int64_t dim, int64_t start, int64_t end, int64_t step);
-/* dim may be TRACE_ALL_DIMS */
+/* a dim of extent 1 goes (any other stays); dim may be TRACE_ALL_DIMS */
 TRACE_OP(squeeze, trace_tensor *x, int64_t dim);
+/* a dim of extent 1 comes before dim */
 TRACE_OP(unsqueeze, trace_tensor *x, int64_t dim);
-/* over the memory of x, elements */
+/* over the memory of x; strides and offset in elements, at least 0, within that memory */
 TRACE_OP(as_strided, trace_tensor *x, const int64_t *dims, const int64_t *strides, size_t n, int64_t offset);
+/* of dims d0, d1, as a last dim; offset > 0: above the main one */
 TRACE_OP(diagonal, trace_tensor *x, int64_t offset, int64_t d0, int64_t d1);
+/* windows of size along dim, step apart, as a last dim */
 TRACE_OP(unfold, trace_tensor *x, int64_t dim, int64_t size, int64_t step);
 
 /* moves: fresh tensors */
+/* reversed along each of dims */
 TRACE_OP(flip, trace_tensor *x, const int64_t *dims, size_t n);
 /* x itself if it is contiguous */
 TRACE_OP(contiguous, trace_tensor *x);
+/* always a copy, row-major */
 TRACE_OP(clone, trace_tensor *x);
-/* promotes; TRACE_ARGS gives (ts, n) */
+/* n >= 1 tensors, promoted; TRACE_ARGS gives (ts, n). cat: along dim, other extents equal; stack: along a new dim */
 TRACE_OP(cat, trace_tensor *const *ts, size_t n, int64_t dim);
 TRACE_OP(stack, trace_tensor *const *ts, size_t n, int64_t dim);
-/* pairs (before, after) from the last dim on; negative crops (constant mode); TRACE_PAD_* */
+/* n amounts: pairs (before, after) from the last dim on; negative crops (constant mode); TRACE_PAD_*; value: constant
+ * mode's */
 TRACE_OP(pad, trace_tensor *x, const int64_t *pad, size_t n, int mode, double value);
-/* index: i64, rank of x */
+/* index: i64, rank of x, of no larger extents in the other dims; the result has its shape. Out of range here and below:
+ * TRACE_ERR_DEVICE */
 TRACE_OP(gather, trace_tensor *x, int64_t dim, trace_tensor *index);
 /* index: 1-d i64 */
 TRACE_OP(index_select, trace_tensor *x, int64_t dim, trace_tensor *index);
-/* weight [V, D], index i64 of any shape */
+/* weight [V, D], index i64 of any shape [...]: [..., D] */
 TRACE_OP(embedding, trace_tensor *weight, trace_tensor *index);
 
 /* matrix products, convolution, attention, pooling, recurrent cells */
-/* as torch.matmul: vectors, batches, broadcast */
+/* [.., M, K] x [.., K, N], batch dims broadcast; vectors as in torch.matmul; operands of one dtype, not bool */
 TRACE_OP(matmul, trace_tensor *a, trace_tensor *b);
-/* both rank 3 */
+/* [B, M, K] x [B, K, N] */
 TRACE_OP(bmm, trace_tensor *a, trace_tensor *b);
-/* weight [N, K]; bias [N] or TRACE_NONE */
+/* x [.., K], weight [N, K], bias [N] or TRACE_NONE: [.., N] */
 TRACE_OP(linear, trace_tensor *x, trace_tensor *weight, trace_tensor *bias);
-/* x [N, C, H, W] or [C, H, W], weight [O, C/groups, KH, KW]; pairs, NULL: 1, 0, 1 */
+/* x [N, C, H, W] or [C, H, W], weight [O, C/groups, KH, KW], bias [O] or TRACE_NONE; stride, padding, dilation: pairs
+ * (height, width), NULL: 1, 0, 1 */
 TRACE_OP(conv2d, trace_tensor *x, trace_tensor *weight, trace_tensor *bias, const int64_t *stride,
          const int64_t *padding, const int64_t *dilation, int64_t groups);
-/* mask bool (true: attend) or float, broadcastable to [.., L, S], or TRACE_NONE; scale 0: 1/sqrt(E); a row with nothing
- * to attend to gives 0 */
+/* q [.., L, E], k [.., S, E], v [.., S, Ev]: [.., L, Ev]; with enable_gqa the heads (dim -3) of k and v divide those of
+ * q. mask bool (true: attend) or of the dtype of q, broadcastable to [.., L, S], or TRACE_NONE; not with is_causal,
+ * where query i sees keys 0 to i. scale 0: 1/sqrt(E). A row with nothing to attend to gives 0 */
 TRACE_OP(scaled_dot_product_attention, trace_tensor *q, trace_tensor *k, trace_tensor *v, trace_tensor *mask,
          bool is_causal, double scale, bool enable_gqa);
-/* pairs; stride NULL: kernel */
+/* x [N, C, H, W] or [C, H, W]; pairs (height, width), NULL: stride kernel, padding 0, dilation 1; padding at most half
+ * the kernel */
 TRACE_OP(max_pool2d, trace_tensor *x, const int64_t *kernel, const int64_t *stride, const int64_t *padding,
          const int64_t *dilation, bool ceil_mode);
-/* divisor_override 0: none */
+/* the same for averages of floats; divisor_override 0: none */
 TRACE_OP(avg_pool2d, trace_tensor *x, const int64_t *kernel, const int64_t *stride, const int64_t *padding,
          bool ceil_mode, bool count_include_pad, int64_t divisor_override);
-/* x [B, I], h [B, H], weights [3H, I], [3H, H]; biases [3H] or TRACE_NONE */
+/* x [B, I], h [B, H] (or without B), weights [3H, I], [3H, H] (reset, update, new), biases [3H] or TRACE_NONE: [B, H]
+ */
 TRACE_OP(gru_cell, trace_tensor *x, trace_tensor *h, trace_tensor *w_ih, trace_tensor *w_hh, trace_tensor *b_ih,
          trace_tensor *b_hh);
 
-/* sources */
+/* sources: shape dims, n extents (TRACE_SCALAR: 0-d); arange: start, start + step, ... before end */
 TRACE_OP(arange, trace_context *ctx, int64_t start, int64_t end, int64_t step, enum trace_dtype dtype);
 TRACE_OP(full_f, trace_context *ctx, const int64_t *dims, size_t n, double value, enum trace_dtype dtype);
 TRACE_OP(full_i, trace_context *ctx, const int64_t *dims, size_t n, int64_t value, enum trace_dtype dtype);
