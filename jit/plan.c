@@ -194,12 +194,31 @@ static tj_status prepare(struct tj_plan *p) {
                 return s;
         }
     }
+    bool apart = tj_env_off(&p->jit->ctx->env, TJ_KILL_REUSE); // all live all the time: none shares memory
     for (uint32_t b = 0; b < g->nbufs; b++)
-        if (p->first[b] == UINT32_MAX)
-            p->first[b] = p->last[b] = 0;
+        if (apart || p->first[b] == UINT32_MAX) {
+            p->first[b] = 0;
+            p->last[b] = apart ? g->nsteps : 0;
+        }
     for (uint32_t e = 0; e < g->exprs.n; e++)
         p->dynamic |= !tj_ex_is_const(&g->exprs, e);
     return TRACE_OK;
+}
+
+// One line a step: what became one kernel, and the host line of its result.
+static void log_fusion(const struct tj_jit *jit, const struct tj_segment *seg, const struct tj_program *g) {
+    const struct tj_env *env = &jit->ctx->env;
+    if (!tj_env_logs(env, TJ_LOG_FUSION))
+        return;
+    tj_log(env, TJ_LOG_FUSION, "%s: %u ops in %u kernels", seg->name ? seg->name : "eager", g->nops, g->nsteps);
+    for (uint32_t i = 0; i < g->nsteps; i++) {
+        const struct tj_step *st = &g->steps[i];
+        const char *behind = st->kind != TJ_STEP_LOOP && st->loop.kernel ? st->loop.kernel->name : NULL;
+        const struct tj_loc *loc = st->node < seg->trace->nnodes ? &seg->trace->locs[st->node] : NULL;
+        tj_log(env, TJ_LOG_FUSION, "  kernel %u: %s%s%s (%s:%d)", i, st->name ? st->name : "?",
+               behind ? ", and behind it " : "", behind ? behind : "", loc && loc->file ? loc->file : "?",
+               loc ? (int)loc->line : 0);
+    }
 }
 
 // Bytes of workspace a bound plan over the recorded tensors needs, weights packed where they may be.
@@ -229,6 +248,7 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
         struct tj_strbuf sb = {0};
         tj_program_dump(p->prog, seg->trace, &sb);
         p->text = sb.s;
+        log_fusion(jit, seg, p->prog);
         if (sb.s && jit->ctx->env.dump[0]) {
             char name[128];
             (void)snprintf(name, sizeof name, "%s-%u.program.txt", seg->name ? seg->name : "eager",

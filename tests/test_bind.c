@@ -440,6 +440,57 @@ START_TEST(no_compiler) {
 }
 END_TEST
 
+// TRACEJIT_NO=reuse takes more workspace and gives the same bits; TRACEJIT_LOG=fusion has a line a kernel.
+START_TEST(reuse_and_fusion) {
+    enum { N = 64, CHAIN = 6 };
+    size_t bytes[2];
+    float x[N], y[2][N];
+    char text[4096] = "";
+    for (int i = 0; i < N; i++)
+        x[i] = (float)i / N;
+    for (int apart = 0; apart < 2; apart++) {
+        trace_context *ctx;
+        trace_region *r;
+        setenv("TRACEJIT_NO", apart ? "reuse" : "", 1);
+        setenv("TRACEJIT_LOG", "fusion", 1);
+        TJ_ASSERT_OK(trace_context_create(NULL, &ctx));
+        unsetenv("TRACEJIT_NO");
+        unsetenv("TRACEJIT_LOG");
+        TJ_ASSERT_OK(trace_region_create(ctx, "chain", NULL, &r));
+        trace_tensor *tx = trace_from(ctx, TRACE_F32, x, TRACE_DIMS(1, N)), *w = made_up(ctx, 5, N, N), *v = tx;
+        FILE *tmp = tmpfile();
+        ck_assert(tmp != NULL);
+        int keep = dup(2);
+        ck_assert_int_ge(dup2(fileno(tmp), 2), 0);
+        if (trace_begin(r, TRACE_ARGS(tx))) {
+            for (int i = 0; i < CHAIN; i++)
+                v = trace_matmul(v, w);
+            v = trace_relu(v);
+        }
+        tj_status s = trace_end(r, &v, 1);
+        ck_assert_int_ge(dup2(keep, 2), 0);
+        (void)close(keep);
+        TJ_ASSERT_OK(s);
+        rewind(tmp);
+        text[fread(text, 1, sizeof text - 1, tmp)] = '\0';
+        (void)fclose(tmp);
+        TJ_ASSERT_OK(trace_read(v, y[apart], sizeof y[apart]));
+        bytes[apart] = trace_region_workspace(r);
+        bool none = strstr(trace_context_describe(ctx), "compiler: none") != NULL;
+        trace_release(v), trace_release(tx), trace_release(w);
+        trace_region_release(r);
+        trace_context_release(ctx);
+        if (none)
+            return;
+        ck_assert_msg(strstr(text, "chain: 7 ops in") && strstr(text, "kernel 0: ") && strstr(text, "relu") &&
+                          strstr(text, "test_bind.c:"),
+                      "%s", text);
+    }
+    ck_assert_uint_gt(bytes[1], bytes[0]);
+    TJ_ASSERT_BITS(y[0], y[1], sizeof y[0]);
+}
+END_TEST
+
 // Everything a bound plan needs stays as long as it does.
 START_TEST(release_order) {
     for (int order = 0; order < 4; order++) {
@@ -657,4 +708,5 @@ START_TEST(out_of_memory) {
 END_TEST
 
 TJ_TEST_MAIN("bind", same_bits, pool, large_steps, workspace, writes, written_weight, misuse, fullgraph_and_eager,
-             no_compiler, release_order, data_errors, rounding, nothing_but_kernels, channels, out_of_memory)
+             no_compiler, reuse_and_fusion, release_order, data_errors, rounding, nothing_but_kernels, channels,
+             out_of_memory)
