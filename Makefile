@@ -5,7 +5,7 @@
 #   test            install what is missing (deps), build and run all tests; T="expr pool" picks test binaries
 #   test-asan test-ubsan test-tsan   the same under a sanitizer
 #   tests           build the tests only
-#   bench           benchmarks, into build/bench
+#   bench           build the benchmarks into build/bench (benches) and run soak and bench
 #   examples        docs/examples/*.c and *.cpp, into build/<variant>/examples
 #   demo            deps, build, and run the digits example
 #   install         PREFIX=/usr/local DESTDIR=
@@ -239,7 +239,7 @@ $(foreach v,$(VARIANTS),$(eval $(call VARIANT,$(v))))
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: FORCE all lib check-compile tests examples bench deps demo install clean test test-asan test-ubsan test-tsan \
+.PHONY: FORCE all lib check-compile tests examples bench benches deps demo install clean test test-asan test-ubsan test-tsan \
   test-install format format-check tidy header-check abi-check abi-update
 FORCE:
 
@@ -257,7 +257,7 @@ deps:
 TEST_ENV_release :=
 TEST_ENV_asan  := ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1:allocator_may_return_null=1
 TEST_ENV_ubsan := UBSAN_OPTIONS=print_stacktrace=1
-TEST_ENV_tsan  := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0 CK_FORK=no RUN_PREFIX='setarch -R'
+TEST_ENV_tsan  := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:allocator_may_return_null=1 CK_FORK=no RUN_PREFIX='setarch -R'
 # Binaries to run; T="lib pool" picks by name.
 picked = $(if $(T),$(foreach n,$(T),$(filter %/test_$(n) %/$(n),$(1))),$(1))
 
@@ -277,7 +277,11 @@ build/bench/%: bench/%.c $(LIB_release) $(PUBLIC) $(wildcard bench/*.h)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE $(O) -g -Wall -Wextra -Werror -pthread -Iinclude -o $@ $< -L$(D_release) -ltracejit \
 	  '-Wl,-rpath,$$ORIGIN/../release$(TAG)' $(LIBS)
-bench: $(BENCHES:bench/%.c=build/bench/%)
+benches: $(BENCHES:bench/%.c=build/bench/%)
+# What has to hold without a peer: memory and the host first, then the rows. bench/race.py runs the rows against peers.
+bench: benches
+	build/bench/soak
+	build/bench/bench
 
 demo: $(LIB_release) $(D_release)/examples/digits
 	cd docs/examples && $(CURDIR)/$(D_release)/examples/digits $(DEMO_ARGS)

@@ -188,6 +188,16 @@ static void prometheus(struct tj_strbuf *sb, trace_context *ctx) {
 
 // ---- the call -------------------------------------------------------------------------------------------------------
 
+// "LLVM 22.1.8, avx2" once the compiler has started, or why there is none, or "" before the first miss.
+static void compiler_text(const trace_context *ctx, char *buf, size_t cap) {
+    int state = atomic_load_explicit(&ctx->eager->backend, memory_order_acquire);
+    buf[0] = '\0';
+    if (state == TJ_BACKEND_READY && ctx->backend->compiler_name)
+        ctx->backend->compiler_name(ctx->backend_state, buf, cap);
+    else if (state == TJ_BACKEND_NONE)
+        (void)snprintf(buf, cap, "none: %s", ctx->backend_why);
+}
+
 tj_status trace_context_report(const trace_context *context, enum trace_format f, char *buf, size_t cap, size_t *need) {
     if (need)
         *need = 0;
@@ -208,6 +218,8 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
     tj_lock(&ctx->lock);
     trace_stats s = {.size = sizeof s};
     tj_context_stats_locked(ctx, &s);
+    char compiler[320];
+    compiler_text(ctx, compiler, sizeof compiler);
     if (f == TRACE_FORMAT_PROMETHEUS) {
         prometheus(&sb, ctx);
     } else if (f == TRACE_FORMAT_JSON) {
@@ -215,6 +227,8 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         tj_sb_json(&sb, trace_version());
         tj_sb_puts(&sb, ",\"device\":");
         tj_sb_json(&sb, ctx->describe);
+        tj_sb_puts(&sb, ",\"compiler\":");
+        tj_sb_json(&sb, compiler);
         tj_sb_puts(&sb, ",\"counters\":");
         json_counters(&sb, &s);
         tj_sb_puts(&sb, ",\"regions\":[");
@@ -226,6 +240,8 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         tj_sb_puts(&sb, "]}\n");
     } else {
         tj_sb_printf(&sb, "tracejit %s: %s\n", trace_version(), ctx->describe);
+        if (compiler[0])
+            tj_sb_printf(&sb, "compiler %s\n", compiler);
         text_counters(&sb, &s, "");
         tj_sb_printf(&sb, "bytes: tensors and workspaces %llu, code %llu, packed weights %llu\n",
                      (unsigned long long)s.bytes_live, (unsigned long long)s.bytes_code,

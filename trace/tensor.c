@@ -893,10 +893,13 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     if (!src && want) {
         return tj_fail(TRACE_ERR_ARGUMENT, "write: src is NULL");
     }
-    if (t->st->flags & TJ_ST_READONLY) {
+    struct tj_storage *first = tj_tensor_storage(t); // another thread's write may replace it at any time
+    uint32_t flags = first->flags;
+    tj_storage_drop(first);
+    if (flags & TJ_ST_READONLY) {
         return tj_fail(TRACE_ERR_ARGUMENT, "write: the memory was wrapped read-only; wrap it with trace_wrap");
     }
-    if (t->st->flags & TJ_ST_PLACEHOLDER) {
+    if (flags & TJ_ST_PLACEHOLDER) {
         return tj_fail(TRACE_ERR_STATE, "write: a placeholder has no memory");
     }
     for (size_t i = 0; i < t->rank; i++) {
@@ -966,13 +969,16 @@ tj_status trace_modified(trace_tensor *t) {
     if (!ready(t, "modified", &s)) {
         return s;
     }
-    if (t->st->flags & TJ_ST_OWNED) {
-        return tj_fail(TRACE_ERR_ARGUMENT, "modified: the memory is the library's; change it with trace_write");
+    struct tj_storage *st = tj_tensor_storage(t);
+    if (st->flags & TJ_ST_OWNED) {
+        s = tj_fail(TRACE_ERR_ARGUMENT, "modified: the memory is the library's; change it with trace_write");
+    } else if (atomic_load(&st->pins_packed)) {
+        s = tj_fail(TRACE_ERR_BUSY, "modified: a live bound plan has a packed copy of this tensor; release the bound "
+                                    "plan, then bind again");
+    } else {
+        atomic_fetch_add(&st->version, 1);
+        s = TRACE_OK;
     }
-    if (atomic_load(&t->st->pins_packed)) {
-        return tj_fail(TRACE_ERR_BUSY, "modified: a live bound plan has a packed copy of this tensor; release the "
-                                       "bound plan, then bind again");
-    }
-    atomic_fetch_add(&t->st->version, 1);
-    return TRACE_OK;
+    tj_storage_drop(st);
+    return s;
 }
