@@ -316,6 +316,43 @@ static tj_status rewritten(struct world *w) {
     return s;
 }
 
+// A recording that is replayed: its third run skips the body.
+static tj_status replayed(struct world *w) {
+    trace_region *r;
+    size_t at = 0;
+    tj_status s = trace_region_create(w->ctx, "replayed", TRACE_REGION_OPTIONS(.mode = TRACE_MODE_REPLAY), &r);
+    for (int run = 0; run < 3 && !s; run++) {
+        trace_tensor *y = NULL;
+        if (trace_begin(r, TRACE_ARGS(w->x))) {
+            y = trace_sum(trace_mul(w->x, w->b), TRACE_DIMS(1), false);
+            trace_copy_(w->out, w->x);
+        }
+        s = trace_end(r, &y, 1);
+        if (!s)
+            s = take(w, y, &at);
+    }
+    trace_region_release(r);
+    if (!s && !trace_add_f_(w->s, 1))
+        s = tj_last_status();
+    return s;
+}
+
+// Bound once, run twice.
+static tj_status bound(struct world *w) {
+    trace_bound *b = NULL;
+    if (trace_begin(w->region, TRACE_ARGS(w->x))) {
+        trace_copy_(w->out, trace_softmax(trace_linear(w->x, w->w, w->b), -1));
+        trace_add_f_(w->s, 0.5);
+    }
+    tj_status s = trace_end_bind(w->region, NULL, &b);
+    for (int run = 0; run < 2 && !s; run++)
+        s = trace_bound_run(b);
+    trace_bound_release(b);
+    if (!s)
+        memcpy(w->result, w->memory, sizeof w->memory);
+    return s;
+}
+
 struct scene {
     const char *name;
     tj_status (*body)(struct world *w);
@@ -323,7 +360,7 @@ struct scene {
 static const struct scene scenes[] = {
     {"network", network},           {"looping", looping},       {"nested", nested},   {"moves", moves},
     {"contractions", contractions}, {"single_ops", single_ops}, {"reports", reports}, {"small", small},
-    {"rewritten", rewritten}};
+    {"rewritten", rewritten},       {"replayed", replayed},     {"bound", bound}};
 
 static float state(struct world *w) {
     float v = NAN;
@@ -372,6 +409,8 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
     struct world w;
     float want[RESULTS];
     set_tier(tier);
+    if (sc->body == bound && (tier != JIT || !strcmp(tj_backend_cpu.name, "none")))
+        return; // needs a compiler
     for (int warm = 0; warm < 3; warm++) { // what C library, compiler and context keep for good
         TJ_ASSERT_OK(world_make(&w));
         TJ_ASSERT_OK(sc->body(&w));
