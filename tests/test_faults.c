@@ -410,7 +410,7 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
     float want[RESULTS];
     set_tier(tier);
     if (sc->body == bound && (tier != JIT || !strcmp(tj_backend_cpu.name, "none")))
-        return; // needs a compiler
+        return;                            // needs a compiler
     for (int warm = 0; warm < 3; warm++) { // what C library, compiler and context keep for good
         TJ_ASSERT_OK(world_make(&w));
         TJ_ASSERT_OK(sc->body(&w));
@@ -433,7 +433,7 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
             if (done)
                 break;
         }
-        ck_assert_uint_gt(k, 0);
+        ck_assert(k > 0 || shared); // what a shared context has made already asks for nothing
     }
 }
 
@@ -616,7 +616,8 @@ static void without_compiler(int times, const char *why) {
     ck_assert_uint_gt(s.interpreted_ops, 0);
     ck_assert_uint_eq(s.errors, 0);
     bool none = !strcmp(ctx->backend->name, "none"); // LLVM=no has its own reason
-    ck_assert_msg(fallbacks == times && strstr(told, none ? "LLVM=no" : why), "told %d times: %s", fallbacks, told);
+    ck_assert_msg(fallbacks == times && (strstr(told, why) || (none && strstr(told, "LLVM=no"))), "told %d times: %s",
+                  fallbacks, told);
     for (int i = 0; i < 2; i++)
         trace_region_release(r[i]);
     trace_context_release(ctx);
