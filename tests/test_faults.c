@@ -433,7 +433,8 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
             if (done)
                 break;
         }
-        ck_assert(k > 0 || shared); // what a shared context has made already asks for nothing
+        // What a shared context has made already asks for nothing, and so does a small run of the interpreter.
+        ck_assert(k > 0 || shared || !strcmp(tj_backend_cpu.name, "none"));
     }
 }
 
@@ -616,8 +617,8 @@ static void without_compiler(int times, const char *why) {
     ck_assert_uint_gt(s.interpreted_ops, 0);
     ck_assert_uint_eq(s.errors, 0);
     bool none = !strcmp(ctx->backend->name, "none"); // LLVM=no has its own reason
-    ck_assert_msg(fallbacks == times && (strstr(told, why) || (none && strstr(told, "LLVM=no"))), "told %d times: %s",
-                  fallbacks, told);
+    ck_assert_msg(fallbacks == times && (strstr(told, why) || (none && strstr(told, "no compiler"))),
+                  "told %d times: %s", fallbacks, told);
     for (int i = 0; i < 2; i++)
         trace_region_release(r[i]);
     trace_context_release(ctx);

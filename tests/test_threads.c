@@ -245,7 +245,10 @@ START_TEST(host_variants) {
         bool bad = kind == LOSES || kind == REPEATS || kind == TOO_MANY;
         for (int i = 0; i < 2; i++) {
             enum trace_status st = data_run(&d, out);
-            ck_assert_int_gt(h.calls, 0);
+            if (!strcmp(tj_backend_cpu.name, "none"))
+                bad = false; // the interpreter asks for no tasks
+            else
+                ck_assert_int_gt(h.calls, 0);
             ck_assert_msg(st == (bad ? TRACE_ERR_STATE : TRACE_OK), "kind %d: %s", kind, trace_last_error(c));
             if (bad)
                 ck_assert_msg(error_has("parallel_for"), "%s", trace_last_error(c));
@@ -719,6 +722,8 @@ static unsigned long long blocked_of(const char *task, char *name, size_t cap) {
 }
 
 START_TEST(names_and_masks) {
+    if (!strcmp(tj_backend_cpu.name, "none"))
+        return; // the interpreter starts no threads
     trace_context *c;
     struct data d;
     static float out[RESULTS];
