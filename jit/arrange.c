@@ -43,11 +43,8 @@ struct arrange {
 };
 enum { MAX_BUFS = 64, MAX_PASSES = 200, CACHE_COST = 6 };
 
-static uint16_t own_cost(const struct tj_li *in) {
-    switch (in->op) {
-    case TJ_KOP_CONST:
-    case TJ_KOP_SVAL:
-    case TJ_KOP_IVAL: return 0; // never FULL, so that counting always gets on
+uint32_t tj_op_cost(uint32_t op) {
+    switch (op) {
     case TJ_OP_EXP:
     case TJ_OP_LOG:
     case TJ_OP_SIN:
@@ -71,6 +68,12 @@ static uint16_t own_cost(const struct tj_li *in) {
     case TJ_OP_BATCH_NORM: return 5;
     default: return 1;
     }
+}
+
+static uint16_t own_cost(const struct tj_li *in) {
+    // Never FULL, so that counting always gets on.
+    bool argument = in->op == TJ_KOP_CONST || in->op == TJ_KOP_SVAL || in->op == TJ_KOP_IVAL;
+    return argument ? 0 : (uint16_t)tj_op_cost(in->op);
 }
 
 // Operands of instruction i, those through its access included.

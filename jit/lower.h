@@ -80,6 +80,8 @@ void tj_s_geom(struct tj_sched *s, tj_ref n, struct tj_geom *out); // of an oper
 // As above, but the memory of `lineage` (root of in-place writes) is in `buf`; false: not expressible.
 bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, struct tj_geom *out);
 tj_ref tj_s_lineage(const struct tj_sched *s, tj_ref n); // root value whose memory an UPDATE chain writes
+// Work of a pointwise op per element, in units of an addition: what is worth storing rather than computing again.
+uint32_t tj_op_cost(uint32_t op);
 bool tj_s_contraction(struct tj_sched *s, tj_ref c, struct tj_loop *epilogue);
 bool tj_s_index_copy(struct tj_sched *s, tj_ref n, const struct tj_geom *dst, tj_ref index, tj_ref src);
 struct tj_step *tj_s_step(struct tj_sched *s, uint8_t kind, tj_ref node);

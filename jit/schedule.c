@@ -16,27 +16,6 @@ enum {
 
 static uint32_t own_cost(const struct tj_gnode *d) {
     switch (d->op) {
-    case TJ_OP_EXP:
-    case TJ_OP_LOG:
-    case TJ_OP_SIN:
-    case TJ_OP_COS:
-    case TJ_OP_TANH:
-    case TJ_OP_ERF:
-    case TJ_OP_SIGMOID:
-    case TJ_OP_GELU:
-    case TJ_OP_GELU_TANH:
-    case TJ_OP_SILU:
-    case TJ_OP_POW:
-    case TJ_OP_SOFTPLUS:
-    case TJ_OP_FMOD:
-    case TJ_OP_REMAINDER: return 12;
-    case TJ_OP_DIV:
-    case TJ_OP_SQRT:
-    case TJ_OP_RSQRT:
-    case TJ_OP_RSQUARE:
-    case TJ_OP_RECIPROCAL:
-    case TJ_OP_FLOOR_DIVIDE:
-    case TJ_OP_BATCH_NORM: return 5;
     case TJ_OP_GATHER:
     case TJ_OP_INDEX_SELECT:
     case TJ_OP_PAD: return 8;
@@ -44,7 +23,7 @@ static uint32_t own_cost(const struct tj_gnode *d) {
     case TJ_G_TAPS: return 1000;
     case TJ_OP_COPY:
     case TJ_OP_FLIP: return 1;
-    default: return tj_g_pointwise(d->op) ? 1 : tj_g_reduce(d->op) || tj_g_contract(d->op) ? 1000 : 0;
+    default: return tj_g_pointwise(d->op) ? tj_op_cost(d->op) : tj_g_reduce(d->op) || tj_g_contract(d->op) ? 1000 : 0;
     }
 }
 
