@@ -59,8 +59,7 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- data ---------------------------------------------------------------------------------------------------------
- */
+/* ---- data ----------------------------------------------------------------------------------------------------- */
 
 /* Normal values, the same in every process: splitmix64 and Box-Muller. */
 static double uniform(uint64_t *state) {
@@ -102,8 +101,7 @@ static double off(double got, double want, double rel, double abs) {
     return isnan(e) ? 1e30 : e;
 }
 
-/* ---- the rows -----------------------------------------------------------------------------------------------------
- */
+/* ---- the rows ------------------------------------------------------------------------------------------------- */
 
 static void tiny_setup(struct work *w) {
     INPUT(w, 8, 8);
@@ -357,8 +355,7 @@ static const struct row rows[] = {
 };
 enum { NROWS = sizeof rows / sizeof rows[0] };
 
-/* ---- ceilings of this machine, measured in this run ---------------------------------------------------------------
- */
+/* ---- ceilings of this machine, measured in this run ----------------------------------------------------------- */
 
 /* 12 independent chains of multiply-adds; returns the multiply-adds done. chains is there so that nothing is dropped.
  */
@@ -490,8 +487,7 @@ static double copy_ms(void) {
     return ms[TURNS / 2];
 }
 
-/* ---- timing -------------------------------------------------------------------------------------------------------
- */
+/* ---- timing --------------------------------------------------------------------------------------------------- */
 
 static void open_row(const struct row *row, struct work *w) {
     memset(w, 0, sizeof *w);
@@ -633,8 +629,7 @@ static void record_cost(void) {
     close_row(&w);
 }
 
-/* ---- replays and bound plans --------------------------------------------------------------------------------------
- */
+/* ---- replays and bound plans ---------------------------------------------------------------------------------- */
 
 enum { LONG_OPS = 64 };
 static T *long_body(struct work *w) {

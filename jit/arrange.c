@@ -114,8 +114,7 @@ static void mark_live(struct arrange *a) {
     }
 }
 
-// ---- dims
-// ------------------------------------------------------------------------------------------------------------
+// ---- dims ---------------------------------------------------------------------------------------------------------
 
 static tj_ex coef(const struct arrange *a, uint32_t acc, const struct dim *d) {
     return d->k == UINT32_MAX ? 0 : a->l->acc[acc].coef[d->k];
@@ -347,8 +346,7 @@ static bool choose_dims(struct arrange *a, bool reduces) {
     return true;
 }
 
-// ---- levels and passes
-// -----------------------------------------------------------------------------------------------
+// ---- levels and passes --------------------------------------------------------------------------------------------
 
 static void levels(struct arrange *a) {
     struct tj_lower *l = a->l;
@@ -372,8 +370,7 @@ static void levels(struct arrange *a) {
     }
 }
 
-// ---- output
-// ----------------------------------------------------------------------------------------------------------
+// ---- output -------------------------------------------------------------------------------------------------------
 
 // An integer argument. Arguments are shared within a role only: two extents that happen to be equal must not make
 // another kernel than two that are not.

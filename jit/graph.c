@@ -1,8 +1,7 @@
 // jit/graph.c: from trace to graph: reachability, extents as expressions, composite ops taken apart.
 #include "graph.h"
 
-// ---- making nodes
-// ----------------------------------------------------------------------------------------------------
+// ---- making nodes -------------------------------------------------------------------------------------------------
 
 static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj_ex *dims, size_t rank,
                   const tj_ref *in, size_t nin, const void *attr, size_t nattr) {
@@ -199,8 +198,7 @@ static tj_ref squares(struct tj_graph *g, tj_ref trace, tj_ref x, int64_t mask, 
     return reduce(g, trace, TJ_OP_SUM, (tj_dtype)NODE(x)->dtype, sq, mask, keepdim);
 }
 
-// ---- extents
-// ---------------------------------------------------------------------------------------------------------
+// ---- extents ------------------------------------------------------------------------------------------------------
 
 static tj_ex ex2(struct tj_graph *g, enum tj_ex_op op, tj_ex a, tj_ex b) { return tj_ex_bin(g->x, op, a, b); }
 static tj_ex con(struct tj_graph *g, int64_t v) { return tj_ex_const(g->x, v); }
@@ -426,8 +424,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
     }
 }
 
-// ---- ops taken apart
-// -------------------------------------------------------------------------------------------------
+// ---- ops taken apart ----------------------------------------------------------------------------------------------
 
 static tj_ref softmax(struct tj_graph *g, tj_ref r, tj_ref x, int64_t dim, bool logarithm) {
     int64_t mask = (int64_t)1 << dim;

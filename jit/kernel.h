@@ -106,8 +106,7 @@ struct tj_kernel {
     struct tj_loc *locs; // one an instruction: host line, for dumps
 };
 
-// ---- what an emitted kernel looks like to its caller
-// -----------------------------------------------------------------
+// ---- what an emitted kernel looks like to its caller --------------------------------------------------------------
 
 // Arguments of one launch; all threads share it.
 struct tj_kargs {

@@ -1,8 +1,7 @@
 // jit/lower.c: values of graph nodes at index maps -> instructions over the kernel's iteration dims.
 #include "lower.h"
 
-// ---- emitting
-// --------------------------------------------------------------------------------------------------------
+// ---- emitting -----------------------------------------------------------------------------------------------------
 
 void tj_lo_stop(struct tj_lower *l, int why, tj_ref node) {
     if (l->stop == TJ_L_OK) {
@@ -182,8 +181,7 @@ void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, ui
     (void)put(l, &in);
 }
 
-// ---- maps
-// ------------------------------------------------------------------------------------------------------------
+// ---- maps ---------------------------------------------------------------------------------------------------------
 
 struct tj_map *tj_lo_map(struct tj_lower *l, const struct tj_map *like, uint32_t rank) {
     struct tj_map *m = TJ_ARENA_NEW(&l->tmp, struct tj_map, 1);
@@ -446,8 +444,7 @@ static const struct tj_map *view_map(struct tj_lower *l, tj_ref n, const struct 
     return r;
 }
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------
+// ---- values -------------------------------------------------------------------------------------------------------
 
 // From memory: of the leaf it lies in, or of the buffer it is demanded into.
 static uint32_t load_node(struct tj_lower *l, tj_ref n, const struct tj_map *m) {

@@ -6,8 +6,7 @@
 #define TJ_NOBUF UINT32_MAX
 #define TJ_NEVER UINT32_MAX // time after everything
 
-// ---- scheduling
-// ------------------------------------------------------------------------------------------------------
+// ---- scheduling ---------------------------------------------------------------------------------------------------
 
 enum {
     TJ_S_LIVE = 1,    // reachable from outs and writes
@@ -90,8 +89,7 @@ uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t 
 uint32_t tj_s_buf_class(const struct tj_sched *s, uint32_t buf); // buffers of equal class may share memory
 void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out);
 
-// ---- lowering
-// --------------------------------------------------------------------------------------------------------
+// ---- lowering -----------------------------------------------------------------------------------------------------
 
 // One coordinate of a node in terms of the kernel's iteration dims.
 struct tj_ixd {

@@ -11,8 +11,7 @@ enum {
 
 #define HAS(n, f) (s->flags[n] & (f))
 
-// ---- preparing
-// -------------------------------------------------------------------------------------------------------
+// ---- preparing ----------------------------------------------------------------------------------------------------
 
 static uint32_t own_cost(const struct tj_gnode *d) {
     switch (d->op) {
@@ -187,8 +186,7 @@ static bool prepare(struct tj_sched *s) {
     return !a->failed;
 }
 
-// ---- cones
-// -----------------------------------------------------------------------------------------------------------
+// ---- cones --------------------------------------------------------------------------------------------------------
 
 static bool push(struct tj_sched *s, tj_ref n) {
     if (s->seen[n] == s->stamp) {
@@ -391,8 +389,7 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
     return true;
 }
 
-// ---- kernels
-// ---------------------------------------------------------------------------------------------------------
+// ---- kernels ------------------------------------------------------------------------------------------------------
 
 // Whether a value at map m is computed once for each of its elements, in an order that can be stored.
 static bool covers(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
@@ -656,8 +653,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
     return tj_s_step_done(s, st);
 }
 
-// ---- nodes, from the last to the first
-// -------------------------------------------------------------------------------
+// ---- nodes, from the last to the first ----------------------------------------------------------------------------
 
 static bool update(struct tj_sched *s, tj_ref u) {
     const struct tj_gnode *d = TJ_NODE(s, u);

@@ -1,8 +1,7 @@
 // jit/schedule_steps.c: geometry of operands, buffers, and the steps that are not loops.
 #include "lower.h"
 
-// ---- buffers
-// ---------------------------------------------------------------------------------------------------------
+// ---- buffers ------------------------------------------------------------------------------------------------------
 
 tj_status tj_s_memory(struct tj_sched *s) {
     if (s->status == TRACE_OK) {
@@ -72,8 +71,7 @@ void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out) 
     out->param = (int64_t)tj_g_scalar_index(s->g, n);
 }
 
-// ---- geometry
-// --------------------------------------------------------------------------------------------------------
+// ---- geometry -----------------------------------------------------------------------------------------------------
 
 static bool contiguous(struct tj_sched *s, const struct tj_geom *g) {
     tj_ex stride = 1;
@@ -261,8 +259,7 @@ bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, st
     return true;
 }
 
-// ---- steps
-// -----------------------------------------------------------------------------------------------------------
+// ---- steps --------------------------------------------------------------------------------------------------------
 
 struct tj_step *tj_s_step(struct tj_sched *s, uint8_t kind, tj_ref node) {
     if (!tj_grow((void **)&s->steps, &s->capsteps, s->nsteps + 1, sizeof *s->steps)) {

@@ -24,8 +24,7 @@ struct tj_contract {
     size_t l2;
 };
 
-// ---- parallel items
-// ---------------------------------------------------------------------------------------------------
+// ---- parallel items -----------------------------------------------------------------------------------------------
 
 // Runs body(ctx, slot, item) for every item < n on at most `slots` threads; items are handed out one at a time.
 void tj_items(const struct tj_contract_args *a, int slots, int64_t n, void (*body)(void *ctx, int slot, int64_t item),

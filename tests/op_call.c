@@ -66,8 +66,7 @@ static enum trace_dtype dtype_attr(const struct op_args *a) {
 
 static T *in(const struct op_args *a, size_t i) { return i < a->nin ? a->in[i] : TRACE_NONE; }
 
-/* ---- ops with arguments of their own ------------------------------------------------------------------------------
- */
+/* ---- ops with arguments of their own -------------------------------------------------------------------------- */
 
 #define SPECIAL(name) static size_t call_##name(const struct op_args *a, T **out)
 #define ONE(expr) return out[0] = (expr), 1
@@ -247,8 +246,7 @@ SPECIAL(chunk) {
     return n;
 }
 
-/* ---- the table ----------------------------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------------------------ */
 
 #define U(n)                                                                                                           \
     { .name = #n, .shape = OP_UNARY, .unary = trace_##n }
@@ -413,8 +411,7 @@ size_t op_call(const struct op_entry *e, const struct op_args *a, T *out[OP_MAX_
     return 0;
 }
 
-/* ---- elements -----------------------------------------------------------------------------------------------------
- */
+/* ---- elements ------------------------------------------------------------------------------------------------- */
 
 size_t op_dtype_size(enum trace_dtype d) {
     switch (d) {

@@ -387,8 +387,7 @@ static void run_loop(struct eval *e, const struct tj_loop *l) {
     tj_free(r.kept);
 }
 
-// ---- contractions
-// ------------------------------------------------------------------------------------------------------
+// ---- contractions -------------------------------------------------------------------------------------------------
 
 static unsigned char *at(struct eval *e, const struct tj_geom *g, const int64_t *i) {
     int64_t o = e->x[g->offset];

@@ -150,8 +150,7 @@ static inline trace_stats stats(void) {
 }
 static inline bool error_has(const char *part) { return strstr(trace_last_error(ctx), part) != NULL; }
 
-// ---- what several tests do
-// ---------------------------------------------------------------------------------------------
+// ---- what several tests do ----------------------------------------------------------------------------------------
 
 // p7_branch.c's loop: how often it turns depends on the value.
 static inline trace_tensor *relax(trace_tensor *x, int trips) {

@@ -31,8 +31,7 @@ __attribute__((format(printf, 1, 2))) static void problem_is(const char *format,
     va_end(args);
 }
 
-/* ---- names of a running program -----------------------------------------------------------------------------------
- */
+/* ---- names of a running program ------------------------------------------------------------------------------- */
 
 struct name {
     const char *name;
@@ -133,8 +132,7 @@ static void make_view(struct run *r, const struct json *s) {
     bind(r, json_text(s, "name"), t, true, true);
 }
 
-/* ---- statements ---------------------------------------------------------------------------------------------------
- */
+/* ---- statements ----------------------------------------------------------------------------------------------- */
 
 static struct op_attr *new_attr(struct op_args *a, const char *name, char kind) {
     ck_assert_msg(a->nattr < OP_MAX_ATTR, "too many attributes");
@@ -258,8 +256,7 @@ static bool statement(struct run *r, const struct json *s) {
     return true;
 }
 
-/* ---- expectations -------------------------------------------------------------------------------------------------
- */
+/* ---- expectations --------------------------------------------------------------------------------------------- */
 
 static void expect(const char *how, const char *name, trace_tensor *t, const struct json *want) {
     enum trace_dtype d;
@@ -448,8 +445,7 @@ START_TEST(case_holds) {
 }
 END_TEST
 
-/* ---- files --------------------------------------------------------------------------------------------------------
- */
+/* ---- files ---------------------------------------------------------------------------------------------------- */
 
 static char *read_file(const char *path) {
     FILE *f = fopen(path, "rb");

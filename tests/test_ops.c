@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the file -----------------------------------------------------------------------------------------------------
- */
+/* ---- the file ------------------------------------------------------------------------------------------------- */
 
 struct data {
     const char *name, *hex;
@@ -228,8 +227,7 @@ static void parse(char *text) {
     }
 }
 
-/* ---- operands and results -----------------------------------------------------------------------------------------
- */
+/* ---- operands and results ------------------------------------------------------------------------------------- */
 
 /* Strides of a layout and the elements its buffer needs. */
 static size_t layout_strides(const struct operand *o, int64_t *strides) {
@@ -349,8 +347,7 @@ static void compare(const struct golden *g, const char *how, trace_tensor *t, co
     free(got);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------
- */
+/* ---- running -------------------------------------------------------------------------------------------------- */
 
 static void run(const struct golden *g, trace_context *ctx, trace_region *r, const char *how) {
     const struct op_entry *e = op_find(g->op);

@@ -10,8 +10,7 @@
 #include "program_eval.h"
 #include "tj_test.h"
 
-// ---- traces by hand
-// ------------------------------------------------------------------------------------------------------
+// ---- traces by hand -----------------------------------------------------------------------------------------------
 
 enum { MAX_LEAVES = 64, MAX_OUTS = 32 };
 struct world {
@@ -212,8 +211,7 @@ static tj_ref reshape(struct world *w, tj_ref a, const int64_t *dims, size_t ran
     return node(w, TJ_OP_RESHAPE, dtype_of(w, a), dims, rank, &a, 1, NOATTR);
 }
 
-// ---- running both ways
-// ---------------------------------------------------------------------------------------------------
+// ---- running both ways --------------------------------------------------------------------------------------------
 
 struct result {
     unsigned char *outs[MAX_OUTS], *leaves[MAX_LEAVES];
@@ -389,8 +387,7 @@ static void check(struct world *w, uint64_t seed) {
 }
 static void out(struct world *w, tj_ref n) { w->outs[w->nouts++] = n; }
 
-// ---- random graphs
-// -------------------------------------------------------------------------------------------------------
+// ---- random graphs ------------------------------------------------------------------------------------------------
 
 static void random_dims(struct world *w, int64_t *dims, size_t *rank) {
     static const int64_t sizes[] = {1, 2, 3, 4, 6, 2, 3, 5, 1, 8, 70};
@@ -857,8 +854,7 @@ START_TEST(norm_is_one_kernel) {
 }
 END_TEST
 
-// ---- what fuses
-// ----------------------------------------------------------------------------------------------------------
+// ---- what fuses ---------------------------------------------------------------------------------------------------
 
 static tj_ref f32(struct world *w, size_t rank, int64_t a, int64_t b, int64_t c, int64_t d) {
     int64_t dims[4] = {a, b, c, d};

@@ -51,8 +51,7 @@ static trace_stats stats_of(trace_region *r) {
     return s;
 }
 
-/* ---- cache --------------------------------------------------------------------------------------------------------
- */
+/* ---- cache ---------------------------------------------------------------------------------------------------- */
 
 static T *minus_mean(T *const *in, const void *arg) {
     (void)arg;
@@ -185,8 +184,7 @@ static void stride_change(trace_context *ctx) {
     trace_region_release(r);
 }
 
-/* ---- mutation -----------------------------------------------------------------------------------------------------
- */
+/* ---- mutation ------------------------------------------------------------------------------------------------- */
 
 static T *plus_one(T *const *in, const void *arg) {
     (void)arg;
@@ -347,8 +345,7 @@ static void recompile_on_alias(trace_context *ctx) {
     trace_region_release(r);
 }
 
-/* ---- shapes -------------------------------------------------------------------------------------------------------
- */
+/* ---- shapes --------------------------------------------------------------------------------------------------- */
 
 static T *pad_to(T *x, int64_t rows, int64_t cols) {
     return trace_pad(x, TRACE_DIMS(0, cols - trace_size(x, 1), 0, rows - trace_size(x, 0)), TRACE_PAD_CONSTANT, 0);
@@ -421,8 +418,7 @@ static void zero_one_extents(trace_context *ctx) {
     trace_region_release(r);
 }
 
-/* ---- robustness ---------------------------------------------------------------------------------------------------
- */
+/* ---- robustness ----------------------------------------------------------------------------------------------- */
 
 static T *times_two(T *const *in, const void *arg) {
     (void)arg;
@@ -637,8 +633,7 @@ static void cast_out_of_range_policy(trace_context *ctx) {
     trace_region_release(r);
 }
 
-/* ---- the list -----------------------------------------------------------------------------------------------------
- */
+/* ---- the list ------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *id;

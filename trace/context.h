@@ -49,8 +49,7 @@ void tj_context_retain(trace_context *ctx);
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,
               int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);
 
-// ---- runs: one pass of a thread through a region
-// ---------------------------------------------------------------------
+// ---- runs: one pass of a thread through a region ------------------------------------------------------------------
 
 enum tj_value_state { TJ_V_PENDING, TJ_V_STORED /* result kept in a tensor */, TJ_V_DEAD /* rolled back */ };
 struct tj_value {
@@ -104,8 +103,7 @@ static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {
 // "<op> (<file>:<line>): <message>". Returns st.
 tj_status tj_op_fail(tj_status st, const char *op, struct tj_loc loc, const char *fmt, ...) TJ_PRINTF(4, 5);
 
-// ---- between record (trace/record*.c) and region (trace/region*.c)
-// -----------------------------------------------------
+// ---- between record (trace/record*.c) and region (trace/region*.c) ------------------------------------------------
 
 // The node a handle stands for in the current run, resolved to the current content of its memory; a real tensor becomes
 // (or is found as) a leaf. TJ_NIL with the error set when the handle is NULL, stale, of another context, or failed.

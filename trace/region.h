@@ -10,8 +10,7 @@
 #define TJ_REASONS 32     // recompiles a region keeps for reports
 #define TJ_CREDIT_MAX 255 // hits that count for a plan's survival
 
-// ---- plan tables (cache.c)
-// -------------------------------------------------------------------------------------------
+// ---- plan tables (cache.c) ----------------------------------------------------------------------------------------
 
 // Where a segment of a region ends: the readback, or trace_end. Tells a first compile from a recompile; not a guard.
 struct tj_site {
@@ -89,8 +88,7 @@ struct tj_cache {
     uint64_t nreasons;
 };
 
-// ---- runs
-// ------------------------------------------------------------------------------------------------------------
+// ---- runs ---------------------------------------------------------------------------------------------------------
 
 struct tj_scope {
     struct trace_region *region;
@@ -263,8 +261,7 @@ static inline uint64_t tj_ticks(void) {
 const char *tj_op_text(const struct tj_trace *t, tj_ref n, char *buf, size_t cap);
 const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap); // "file:line" or ""
 
-// ---- segments (cache.c)
-// ----------------------------------------------------------------------------------------------
+// ---- segments (cache.c) -------------------------------------------------------------------------------------------
 
 tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic);
 void tj_cache_free(struct tj_cache *c);
@@ -294,8 +291,7 @@ void tj_entry_cancel(struct trace_region *r, struct tj_entry *e, tj_status st);
 // In a child of fork: takes over an entry that a thread of the parent was to make; false: nobody has to.
 bool tj_entry_adopt(struct trace_region *r, struct tj_entry *e);
 
-// ---- background (background.c)
-// ---------------------------------------------------------------------------------------
+// ---- background (background.c) ------------------------------------------------------------------------------------
 
 // Queues a compile, whose references the job takes: to `similar` the caller's, to r and e its own. False: it can't be
 // done there.
@@ -309,8 +305,7 @@ void tj_background_cancel(trace_context *ctx);             // takes all off the 
 bool tj_background_join(trace_context *ctx, uint64_t end); // waits until `end` and ends the thread
 void tj_background_free(trace_context *ctx);
 
-// ---- breaks (break.c)
-// ------------------------------------------------------------------------------------------------
+// ---- breaks (break.c) ---------------------------------------------------------------------------------------------
 
 // Grows marks and origins to the run's nodes.
 bool tj_break_grow(struct tj_box *box);
@@ -336,8 +331,7 @@ bool tj_written_here(struct tj_box *box, const struct trace_tensor *t);
 // Prints a tensor as trace_print does.
 void tj_print_tensor(const struct trace_tensor *t, const char *name);
 
-// ---- replay mode (replay.c)
-// --------------------------------------------------------------------------------------------
+// ---- replay mode (replay.c) ---------------------------------------------------------------------------------------
 
 // Whether the run opened over these inputs is a replay: then the run holds what it needs. Else it records; b->note.
 bool tj_replay_begin(struct tj_box *b, trace_tensor *const *in, size_t n);
@@ -349,14 +343,12 @@ void tj_replay_note(struct tj_box *b); // after it: compares with the runs befor
 void tj_replay_box_free(struct tj_box *b);
 void tj_replay_region_free(struct trace_region *r);
 
-// ---- bound plans (bind.c)
-// ---------------------------------------------------------------------------------------------
+// ---- bound plans (bind.c) -----------------------------------------------------------------------------------------
 
 // Binds what the run has recorded instead of running it.
 tj_status tj_bind(struct tj_box *box, const trace_bind_options *o, trace_bound **out, struct tj_loc loc);
 
-// ---- context, statistics
-// ---------------------------------------------------------------------------------------------
+// ---- context, statistics ------------------------------------------------------------------------------------------
 
 // Copies a sized options struct (its size first) over zeroed defaults; an error when unknown fields are set.
 tj_status tj_options_copy(void *dst, size_t size, const void *src, const char *what);
