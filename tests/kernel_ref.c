@@ -45,8 +45,11 @@ tj_kv kb_add(struct kb *b, int op, int dtype, int64_t imm, int nin, ...) {
 }
 // A value as it is to be used in the current pass: what an earlier pass computed is computed again unless it was kept.
 tj_kv kb_again(struct kb *b, tj_kv v) {
+    if (v == TJ_KNONE) {
+        return v;
+    }
     struct tj_kins *s = &b->ins[v];
-    if (v == TJ_KNONE || s->level == TJ_ROWLEVEL || s->pass == b->pass || s->flags & TJ_KF_CACHE) {
+    if (s->level == TJ_ROWLEVEL || s->pass == b->pass || s->flags & TJ_KF_CACHE) {
         return v;
     }
     struct tj_kins copy = *s;
