@@ -19,6 +19,9 @@
 typedef enum trace_status tj_status;
 typedef enum trace_dtype tj_dtype;
 
+// memcmp that takes NULL for an empty array.
+static inline bool tj_same(const void *a, const void *b, size_t bytes) { return !bytes || !memcmp(a, b, bytes); }
+
 // ---- dtypes ---------------------------------------------------------------------------------
 
 enum tj_dtype_class { TJ_CLASS_BOOL, TJ_CLASS_UINT, TJ_CLASS_INT, TJ_CLASS_FLOAT };

@@ -154,7 +154,7 @@ static struct tj_recording *recording_new(const struct tj_box *b, enum recording
 static struct tj_recording *find(const struct tj_box *b) {
     for (struct tj_recording *rec = b->run.region->recordings; rec; rec = rec->next) {
         if (rec->hash == b->sig_hash && rec->ninputs == b->nsig &&
-            !memcmp(rec->inputs, b->sig, b->nsig * sizeof *b->sig)) {
+            tj_same(rec->inputs, b->sig, b->nsig * sizeof *b->sig)) {
             (void)atomic_fetch_add_explicit(&rec->refs, 1, memory_order_relaxed);
             return rec;
         }
@@ -687,11 +687,11 @@ static bool same(const struct tj_recording *rec, const struct tj_box *b, struct 
                        "%s was given another captured tensor than before; make it a declared input", op);
         return false;
     }
-    bool outs = rec->nrules == b->nrules && !memcmp(rec->rules, b->rules, b->nrules * sizeof *b->rules);
+    bool outs = rec->nrules == b->nrules && tj_same(rec->rules, b->rules, b->nrules * sizeof *b->rules);
     if (rec->entry != b->ended)
         outs = outs && s->nouts == o->nouts && s->nwrites == o->nwrites &&
-               !memcmp(s->outs, o->outs, s->nouts * sizeof *s->outs) &&
-               !memcmp(s->writes, o->writes, s->nwrites * sizeof *s->writes);
+               tj_same(s->outs, o->outs, s->nouts * sizeof *s->outs) &&
+               tj_same(s->writes, o->writes, s->nwrites * sizeof *s->writes);
     if (!outs)
         (void)snprintf(why->text, sizeof why->text, "other outputs are asked for, or other tensors are written");
     return outs;
