@@ -422,11 +422,14 @@ static struct sv ref_op(struct ref *s, const struct tj_kins *in) {
     return r;
 }
 
-// Evaluates everything that can be at the current coordinates.
-static void ref_eval(struct ref *s) {
+// Evaluates everything that can be at the current coordinates; `rows_only` where a row has no elements to stand on.
+static void ref_eval(struct ref *s, bool rows_only) {
     for (int i = 0; i < s->b->k.nins; i++) {
         const struct tj_kins *in = &s->b->ins[i];
         s->v[i].known = false;
+        if (rows_only && in->level == TJ_FULL) {
+            continue;
+        }
         if (in->op == TJ_KOP_REDUCE) {
             s->v[i] = s->reduced[i];
             continue;
@@ -568,7 +571,7 @@ void kb_evaluate(struct ref *s) {
         for (int p = 0; p < (k->npasses ? k->npasses : 1); p++) {
             for (int64_t e = 0; e < inner; e++) {
                 unravel(s, red0, red1, e);
-                ref_eval(s);
+                ref_eval(s, false);
                 for (int i = 0; i < k->nins; i++) {
                     const struct tj_kins *in = &s->b->ins[i];
                     if (in->level == TJ_FULL && in->pass == p && in->op == TJ_KOP_STORE) {
@@ -586,7 +589,7 @@ void kb_evaluate(struct ref *s) {
                 }
                 for (int64_t e = 0; e < inner; e++) {
                     unravel(s, red0, red1, e);
-                    ref_eval(s);
+                    ref_eval(s, false);
                     list[e] = s->v[in->in[0]];
                 }
                 done[i] = ref_reduce(list, inner, (int)in->imm, s->b->ins[in->in[0]].dtype);
@@ -597,7 +600,7 @@ void kb_evaluate(struct ref *s) {
                 }
             }
         }
-        ref_eval(s);
+        ref_eval(s, inner == 0);
         for (int i = 0; i < k->nins; i++) {
             if (s->b->ins[i].level == TJ_ROWLEVEL && s->b->ins[i].op == TJ_KOP_STORE) {
                 ref_store(s, i);
