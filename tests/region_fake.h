@@ -114,6 +114,7 @@ static trace_region *region;
 static inline void start_options(trace_region_options opt) {
     memset(events.count, 0, sizeof events.count);
     atomic_store(&compiles, 0);
+    run_nothing = false; // tests may share a process
     TJ_ASSERT_OK(
         trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = on_event, .event_user = &events, .threads = 1), &ctx));
     ctx->backend = &fake;
