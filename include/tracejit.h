@@ -95,7 +95,8 @@ enum trace_event_kind {
     TRACE_EVENT_EVICT,
     TRACE_EVENT_FALLBACK,
     TRACE_EVENT_LINT,
-    TRACE_EVENT_REPLAY /* runs of a REPLAY region can't be skipped, or one that was skipped was stale */
+    TRACE_EVENT_REPLAY, /* runs of a REPLAY region can't be skipped, or one that was skipped was stale */
+    TRACE_EVENT_CHECK   /* a checked run differs from the interpreter; where: the op that is wrong */
 };
 enum trace_format { TRACE_FORMAT_TEXT, TRACE_FORMAT_JSON, TRACE_FORMAT_PROMETHEUS, TRACE_FORMAT_HTML };
 enum { TRACE_GELU_NONE, TRACE_GELU_TANH };
@@ -165,6 +166,7 @@ typedef struct trace_region_options {
     uint32_t max_graphs;   /* plans kept; 0: 64 */
     uint32_t replay_check; /* REPLAY: record every Nth run again and compare; 0: off */
     int background_policy; /* enum trace_policy: what a run does while its plan is compiled in the background */
+    bool check;            /* every plan run also goes through the interpreter; a difference is TRACE_ERR_COMPILE */
 } trace_region_options;
 
 typedef struct trace_bind_options {
@@ -198,6 +200,8 @@ typedef struct trace_stats {
     uint64_t bytes_code, bytes_packed;
     uint64_t fused_away; /* ops without a kernel of their own, over all plans made */
     uint64_t padding_bytes;
+    uint64_t checks;         /* plan runs compared with the interpreter */
+    uint64_t check_failures; /* of these, those that differed */
 } trace_stats;
 
 typedef struct trace_tensor_desc {

@@ -90,9 +90,10 @@ void tj_log(const struct tj_env *e, enum tj_log_topic t, const char *fmt, ...) {
 // ---- environment ----------------------------------------------------------------------------
 
 // Variables are read again for each context; what is wrong with one is said once in a process.
-enum variable { VAR_LOG, VAR_NO, VAR_DUMP, VAR_LLVM, VAR_CPU, VAR_DISABLE, VARS };
+enum variable { VAR_LOG, VAR_NO, VAR_DUMP, VAR_LLVM, VAR_CPU, VAR_DISABLE, VAR_CHECK, VAR_PERF, VARS };
 static const char *const variables[VARS] = {
-    "TRACEJIT_LOG", "TRACEJIT_NO", "TRACEJIT_DUMP", "TRACEJIT_LLVM", "TRACEJIT_CPU", "TRACEJIT_DISABLE",
+    "TRACEJIT_LOG", "TRACEJIT_NO",      "TRACEJIT_DUMP",  "TRACEJIT_LLVM",
+    "TRACEJIT_CPU", "TRACEJIT_DISABLE", "TRACEJIT_CHECK", "TRACEJIT_PERF",
 };
 static _Atomic bool reported[VARS];
 
@@ -160,6 +161,8 @@ void tj_env_read(struct tj_env *e) {
     }
     static const char *const off_on[] = {"0", "1"};
     e->disable = words(VAR_DISABLE, off_on, 2, 0) & 2;
+    e->check = words(VAR_CHECK, off_on, 2, 0) & 2;
+    e->perf = words(VAR_PERF, off_on, 2, 0) & 2;
 }
 
 // ---- dump files -----------------------------------------------------------------------------

@@ -34,12 +34,15 @@ static const struct {
     [TRACE_EVENT_FALLBACK] = {TJ_LOG_ERRORS, "fallback"},
     [TRACE_EVENT_LINT] = {TJ_LOG_BREAKS, "unused condition"},
     [TRACE_EVENT_REPLAY] = {TJ_LOG_BREAKS, "no replay"},
+    [TRACE_EVENT_CHECK] = {TJ_LOG_ERRORS, "check failed"},
 };
 
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,
               int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) {
     // A fallback is never silent: without a callback it's a line on stderr, whatever TRACEJIT_LOG says.
-    bool logged = tj_env_logs(&ctx->env, kinds[kind].topic) || (kind == TRACE_EVENT_FALLBACK && !ctx->opt.on_event);
+    // So is a failed check, which is a line whether there's a callback or not.
+    bool logged = tj_env_logs(&ctx->env, kinds[kind].topic) || kind == TRACE_EVENT_CHECK ||
+                  (kind == TRACE_EVENT_FALLBACK && !ctx->opt.on_event);
     if (!logged && !ctx->opt.on_event)
         return;
     char what[TJ_ERROR_MAX], place[256];
