@@ -2,7 +2,8 @@
 //
 // A child of fork has one thread. A mutex that another thread held at that moment would stay locked, and a condition
 // that thread was to signal would never come. So a mutex remembers in which process it was locked; in another one it is
-// free. Its owner may have been in the middle of a change: sections are short and store what links last.
+// free. Its owner may have been in the middle of a change: sections are short and store what links last, and where that
+// is not enough, who takes the mutex over repairs what it guards.
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -60,13 +61,13 @@ static void wake(_Atomic uint32_t *word, int n) {
     errno = saved;
 }
 
-static void lock_slow(tj_mutex *m, uint32_t mine) {
+static bool lock_slow(tj_mutex *m, uint32_t mine) {
     for (unsigned spins = 0;;) {
         uint32_t w = atomic_load_explicit(&m->word, memory_order_relaxed);
         if (!w || w >> PROCESS_SHIFT != mine >> PROCESS_SHIFT) { // free, or its owner isn't here
             if (atomic_compare_exchange_weak_explicit(&m->word, &w, mine | (spins < SPINS ? 0 : WAITERS),
                                                       memory_order_acquire, memory_order_relaxed)) {
-                return;
+                return w != 0;
             }
             continue;
         }
@@ -85,12 +86,13 @@ static void lock_slow(tj_mutex *m, uint32_t mine) {
     }
 }
 
-void tj_lock(tj_mutex *m) {
+bool tj_lock(tj_mutex *m) {
     uint32_t none = 0, mine = tj_process() << PROCESS_SHIFT | LOCKED;
     if (TJ_UNLIKELY(!atomic_compare_exchange_strong_explicit(&m->word, &none, mine, memory_order_acquire,
                                                              memory_order_relaxed))) {
-        lock_slow(m, mine);
+        return lock_slow(m, mine);
     }
+    return false;
 }
 
 void tj_unlock(tj_mutex *m) {
@@ -104,7 +106,7 @@ void tj_cond_wait(tj_cond *c, tj_mutex *m, uint64_t ns) {
     tj_unlock(m);
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     wait_on(&c->changes, seen, ns == TJ_FOREVER ? NULL : &t);
-    tj_lock(m);
+    (void)tj_lock(m);
 }
 
 void tj_cond_wake(tj_cond *c) {

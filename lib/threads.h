@@ -14,7 +14,8 @@ typedef struct {
     _Atomic uint32_t changes;
 } tj_cond;
 #define TJ_FOREVER UINT64_MAX
-void tj_lock(tj_mutex *m);
+// True: a thread that fork left behind held m, in the middle of a change perhaps.
+bool tj_lock(tj_mutex *m);
 void tj_unlock(tj_mutex *m);
 // Gives m up while it waits, for at most ns nanoseconds; may return early. Wake: all that wait; the change they wait
 // for was made with the mutex held.

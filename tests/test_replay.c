@@ -428,7 +428,7 @@ START_TEST(misuse) {
     // abandoned
     ck_assert(!trace_begin(region, TRACE_ARGS(x)));
     trace_abandon(region);
-    ck_assert_int_eq(atomic_load(&x->st->readers), 0);
+    ck_assert_uint_eq((uint32_t)atomic_load(&x->st->readers), 0);
     ck_assert(run_model(x, w, 0) == 2);
     ck_assert_int_eq(bodies, 2);
     // not among the inputs it takes
@@ -454,7 +454,7 @@ START_TEST(misuse) {
     TJ_ASSERT_STATUS(trace_end(region, out, 2), TRACE_ERR_ARGUMENT);
     ck_assert(run_model(x, w, 0) == 2);
     ck_assert_int_eq(bodies, 3);
-    ck_assert_int_eq(atomic_load(&w->st->readers), 0);
+    ck_assert_uint_eq((uint32_t)atomic_load(&w->st->readers), 0);
     trace_release(x), trace_release(w);
     close_all();
 }

@@ -31,6 +31,31 @@ tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic) {
     return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory for the plan table");
 }
 
+// Before ring and buckets are changed: in a child of fork, what a thread of the parent was changing is made whole. An
+// entry is in the buckets or not, by one store; the ring is made from them anew (the old one may be freed). The lock is
+// held.
+static void make_whole(struct tj_cache *c) {
+    if (TJ_LIKELY(c->process == tj_process()))
+        return;
+    bool forked = c->process != 0, ok = true;
+    c->process = tj_process();
+    if (!forked)
+        return;
+    c->ring = NULL;
+    c->n = c->capring = c->hand = 0;
+    for (uint32_t i = 0; i < c->nbuckets; i++) {
+        for (struct tj_entry *e = c->buckets[i]; e && ok; e = e->next) {
+            ok = tj_grow((void **)&c->ring, &c->capring, c->n + 1, sizeof *c->ring);
+            if (ok)
+                c->ring[c->n++] = e;
+        }
+    }
+    if (!ok) { // no memory: what was there is lost
+        memset(c->buckets, 0, c->nbuckets * sizeof *c->buckets);
+        c->n = 0;
+    }
+}
+
 static void entry_free(struct tj_entry *e) {
     if (e->plan)
         e->ctx->backend->release(e->plan);
@@ -61,6 +86,7 @@ void tj_learned_put(struct tj_learned *l) {
 }
 
 void tj_cache_free(struct tj_cache *c) {
+    make_whole(c);
     for (uint32_t i = 0; i < c->n; i++)
         tj_entry_put(c->ring[i]);
     for (uint32_t i = 0; i < c->nbuckets; i++) {
@@ -357,6 +383,7 @@ static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct 
 // Takes the coldest entry out of the ring and table: a clock hand halves the credit that hits gave, and stops at an
 // entry without any. The lock is held. The table's reference is the caller's; NULL: all are being compiled.
 static struct tj_entry *evict(struct tj_cache *c) {
+    make_whole(c);
     for (uint32_t turns = 0; c->n && turns < 10 * c->n; turns++) {
         if (c->hand >= c->n)
             c->hand = 0;
@@ -603,6 +630,7 @@ static struct tj_entry *find(struct tj_cache *c, const struct tj_segment *s, uin
 }
 
 static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
+    make_whole(c);
     struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
     while (*p && *p != e)
         p = &(*p)->next;
@@ -641,6 +669,7 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     }
     bool full = false;
     if (!e) {
+        make_whole(c);
         uint32_t cap = c->capring;
         if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring)) {
             c->capring = cap;

@@ -125,6 +125,29 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
     return TRACE_OK;
 }
 
+// Links to the next are stored last and at once, those to the previous follow from them.
+static void repair_lists(trace_context *ctx) {
+    struct trace_tensor *last = NULL;
+    for (struct trace_tensor *t = ctx->tensors; t; last = t, t = t->next)
+        t->prev = last;
+    struct trace_region *before = NULL;
+    for (struct trace_region *r = ctx->regions; r; before = r, r = r->next) {
+        struct tj_box *box = NULL;
+        r->prev = before;
+        for (struct tj_box *b = r->extra; b; box = b, b = b->next_extra)
+            b->prev_extra = box;
+    }
+}
+
+void tj_context_lock(trace_context *ctx) {
+    (void)tj_lock(&ctx->lock);
+    if (TJ_UNLIKELY(ctx->lists_process != tj_process())) {
+        if (ctx->lists_process)
+            repair_lists(ctx);
+        ctx->lists_process = tj_process();
+    }
+}
+
 void tj_context_retain(trace_context *ctx) { (void)atomic_fetch_add_explicit(&ctx->refs, 1, memory_order_relaxed); }
 
 void tj_context_release(trace_context *ctx) {

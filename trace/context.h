@@ -40,7 +40,11 @@ struct trace_context {
     _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
     _Atomic uint64_t compile_op_ns;             // time a compile took an op, lately; 0: none yet
     struct tj_buffer_cache *buffers;            // released tensor memory and handles, reused (trace/tensor.c)
+    uint32_t lists_process;                     // in which the lists were changed last. Under the lock
 };
+// Takes ctx->lock to change the lists. In a child of fork they are made whole first: a thread of the parent may have
+// been in the middle of a change. Who only walks them takes the lock itself.
+void tj_context_lock(trace_context *ctx);
 // Memory of tensors and workspaces through the host's allocator; counted in bytes_live; NULL + error on failure.
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
@@ -67,6 +71,7 @@ struct tj_run {
     struct trace_region *region; // outermost
     trace_context *ctx;
     uint64_t generation;   // in every handle of this run
+    uint32_t process;      // in which it was opened: in a child of fork it is another's
     struct tj_trace trace; // everything recorded in this run
     struct tj_value *values;
     uint32_t capvalues;       // one a node

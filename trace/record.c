@@ -28,7 +28,7 @@ void tj_run_drop(struct tj_run *run) {
     struct tj_record *rec = run->rec;
     for (uint32_t i = 0; rec && i < rec->nsnaps; i++) {
         struct trace_tensor *s = rec->snaps[i];
-        tj_reader_leave(s->st);
+        tj_reader_leave(s->st, run->process);
         tj_storage_drop(s->st);
         s->st = NULL;
         if (run->trace.leaves[i].source) {

@@ -160,8 +160,9 @@ uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old);
 void tj_tensor_drop(struct trace_tensor *t); // trace_release of a tensor, whatever scope is open
 struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags); // without memory yet
-bool tj_reader_enter(struct tj_storage *st);                              // one more run in flight reads st
-void tj_reader_leave(struct tj_storage *st);
+// One more run in flight reads st; process: the one it entered in.
+void tj_reader_enter(struct tj_storage *st);
+void tj_reader_leave(struct tj_storage *st, uint32_t process);
 tj_ref tj_append_value(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t shape, const tj_ref *in, size_t nin,
                        const void *attr, size_t n8, struct tj_loc loc, tj_ref root);
 #endif

@@ -53,7 +53,7 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
         n = tj_append_value(run, TJ_OP_LEAF, (tj_dtype)like->dtype, shape, NULL, 0, &attr, 1, loc, TJ_NIL);
     }
     if (n == TJ_NIL) {
-        tj_reader_leave(st);
+        tj_reader_leave(st, run->process);
         tj_storage_drop(st);
         return TJ_NIL;
     }
@@ -152,7 +152,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
         tj_op_fail(TRACE_ERR_STATE, "leaf", loc, "the tensor has no content before its run ends");
         return TJ_NIL;
     }
-    (void)tj_reader_enter(st);
+    tj_reader_enter(st);
     tj_ref n = leaf_new(run, t, st, t, input, TJ_LOC(NULL, 0));
     if (n == TJ_NIL) {
         return TJ_NIL;
@@ -408,7 +408,7 @@ static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const cha
             tj_op_fail(TRACE_ERR_MEMORY, op, loc, "out of memory while recording");
             return TJ_NIL;
         }
-        (void)tj_reader_enter(st);
+        tj_reader_enter(st);
         struct trace_tensor like = {.dtype = (uint8_t)d,
                                     .rank = 1,
                                     .numel = elems,

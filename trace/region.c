@@ -150,7 +150,7 @@ struct tj_box *tj_box_take(struct trace_region *r) {
     if (!b)
         return NULL;
     (void)atomic_fetch_add(&r->refs, 1);
-    tj_lock(&r->ctx->lock);
+    tj_context_lock(r->ctx);
     b->next_extra = r->extra;
     if (r->extra)
         r->extra->prev_extra = b;
@@ -159,6 +159,7 @@ struct tj_box *tj_box_take(struct trace_region *r) {
     tj_unlock(&r->ctx->lock);
 taken:
     atomic_store_explicit(&b->process, tj_process(), memory_order_relaxed);
+    b->run.process = tj_process();
     b->run.generation = next_generation();
     return b;
 }
@@ -168,7 +169,7 @@ void tj_box_give(struct tj_box *b) {
     if (b->pooled && TJ_LIKELY(atomic_exchange(&b->state, TJ_BOX_IDLE) != TJ_BOX_ORPHAN))
         return;
     // The region was released meanwhile, or has no slot for it: its totals go to the region, which may go next.
-    tj_lock(&r->ctx->lock);
+    tj_context_lock(r->ctx);
     tj_stats_add(&r->count, &b->count);
     for (size_t i = 0; b->pooled && i < TJ_SLOTS; i++) {
         if (atomic_load(&r->slots[i]) == b)
@@ -217,7 +218,7 @@ tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region
     r->born_ns = tj_now_ns();
     if (!hidden) {
         tj_context_retain(ctx);
-        tj_lock(&ctx->lock);
+        tj_context_lock(ctx);
         r->next = ctx->regions;
         if (r->next)
             r->next->prev = r;
@@ -273,7 +274,7 @@ void tj_region_drop(struct trace_region *r) {
         return;
     trace_context *ctx = r->ctx;
     if (!r->hidden) {
-        tj_lock(&ctx->lock);
+        tj_context_lock(ctx);
         tj_stats_sum(r, &ctx->count);
         if (r->prev)
             r->prev->next = r->next;

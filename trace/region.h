@@ -80,6 +80,7 @@ struct tj_cache {
     uint32_t capring;
     uint32_t nbuckets; // power of two
     struct tj_entry **buckets;
+    uint32_t process; // in which ring and buckets were changed last
     struct tj_learned **records;
     uint32_t nrecords;
     _Atomic uint64_t code; // bytes of code of the plans here

@@ -304,10 +304,10 @@ static struct tj_replay *replay_new(struct tj_box *b, struct tj_recording *rec) 
 
 // ---- begin ----------------------------------------------------------------------------------------------------------
 
-static void leave(struct tj_replay *p) {
+static void leave(struct tj_replay *p, uint32_t process) {
     for (uint32_t i = 0; i < p->entered; i++) {
         struct tj_storage *st = p->snaps[i].st;
-        tj_reader_leave(st);
+        tj_reader_leave(st, process);
         p->snaps[i].st = NULL;
         if (!p->rec->sources[i])
             tj_storage_drop(st);
@@ -321,7 +321,7 @@ static void leave(struct tj_replay *p) {
 }
 
 void tj_replay_drop(struct tj_box *b) {
-    leave(b->replay);
+    leave(b->replay, b->run.process);
     b->replay = NULL;
 }
 
@@ -338,20 +338,20 @@ static enum answer enter(struct tj_replay *p, trace_tensor *const *in) {
                     tj_storage_drop(p->held[i]);
                     p->held[i] = tj_tensor_storage(t);
                 }
-                (void)tj_reader_enter(p->held[i]);
+                tj_reader_enter(p->held[i]);
                 if (TJ_LIKELY(p->held[i] == __atomic_load_n(&t->st, __ATOMIC_RELAXED)))
                     break;
-                tj_reader_leave(p->held[i]);
+                tj_reader_leave(p->held[i], tj_process());
             }
             s->st = p->held[i];
         } else {
             uint32_t k = p->trace.leafkeys[i].input - 1;
             s->st = tj_tensor_storage(in[k]);
             s->offset = in[k]->offset;
-            (void)tj_reader_enter(s->st);
+            tj_reader_enter(s->st);
             if (s->st->flags != rec->inputs[k].flags) {
                 p->entered = i + 1;
-                leave(p);
+                leave(p, tj_process());
                 return OTHER;
             }
         }
@@ -363,7 +363,7 @@ static enum answer enter(struct tj_replay *p, trace_tensor *const *in) {
             continue;
         for (uint32_t k = 0; k < rec->nleaves; k++) {
             if (k != i && tj_tensors_overlap(&p->snaps[i], &p->snaps[k])) {
-                leave(p);
+                leave(p, tj_process());
                 return RECORD; // a case of its own, which isn't common enough to be replayed
             }
         }
@@ -395,7 +395,7 @@ static enum answer try_slot(struct tj_box *b, size_t i, trace_tensor *const *in,
         return a;
     if (TJ_UNLIKELY(r->opt.replay_check && ++p->age >= r->opt.replay_check)) {
         p->age = 0;
-        leave(p);
+        leave(p, tj_process());
         b->note = fill_signature(b, in, n);
         return RECORD;
     }

@@ -46,6 +46,18 @@ static struct tj_buffer_cache *cache_of(trace_context *ctx) {
     return c;
 }
 
+// A thread that fork left behind in here may have unlinked half: what was kept is given up.
+static void lock_cache(struct tj_buffer_cache *c) {
+    if (TJ_UNLIKELY(tj_lock(&c->lock))) {
+        memset(c->classes, 0, sizeof c->classes);
+        c->newest = c->oldest = NULL;
+        c->tensors = NULL;
+        c->storages = NULL;
+        c->kept = 0;
+        c->ntensors = c->nstorages = 0;
+    }
+}
+
 // Class of a size and the bytes its members have. False: too large.
 static bool class_of(size_t bytes, unsigned *cls, size_t *rounded) {
     if (bytes > PTRDIFF_MAX / 2) {
@@ -127,7 +139,7 @@ void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
         return NULL;
     }
     struct free_buffer *drop = NULL;
-    tj_lock(&c->lock);
+    lock_cache(c);
     if (live > c->peak) {
         c->peak = live;
     }
@@ -145,7 +157,7 @@ void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
     }
     void *p = raw_alloc(ctx, size);
     if (!p) { // what is kept may be what is missing
-        tj_lock(&c->lock);
+        lock_cache(c);
         drop = trim(c, 0);
         tj_unlock(&c->lock);
         if (drop) {
@@ -175,7 +187,7 @@ void tj_buffer_free(trace_context *ctx, void *p, size_t bytes) {
     struct free_buffer *b = p, *drop;
     b->bytes = size;
     b->prev = b->newer = NULL;
-    tj_lock(&c->lock);
+    lock_cache(c);
     b->next = c->classes[cls];
     if (b->next) {
         b->next->prev = b;
@@ -221,7 +233,7 @@ static struct tj_storage *storage_new(trace_context *ctx, uint32_t flags) {
     struct tj_buffer_cache *c = cache_of(ctx);
     struct tj_storage *st = NULL;
     if (c) {
-        tj_lock(&c->lock);
+        lock_cache(c);
         st = c->storages;
         if (st) {
             c->storages = (struct tj_storage *)(void *)st->data;
@@ -265,7 +277,7 @@ void tj_storage_drop(struct tj_storage *st) {
     struct tj_buffer_cache *c = ctx->buffers;
     bool keep = false;
     if (c) {
-        tj_lock(&c->lock);
+        lock_cache(c);
         keep = c->nstorages < KEPT_HANDLES;
         if (keep) {
             st->data = (unsigned char *)c->storages;
@@ -280,23 +292,47 @@ void tj_storage_drop(struct tj_storage *st) {
     tj_context_release(ctx);
 }
 
-// A writer holds st alone by taking this off the count of readers.
-enum { WRITER = 1 << 30 };
+// Low half of a storage's `readers`. A run counts in its own process only: what fork left behind neither reads nor
+// writes any more.
+#define WRITER ((uint64_t)1 << 31) // trace_write is copying
+static uint64_t this_process(void) { return (uint64_t)tj_process() << 32; }
 
-bool tj_reader_enter(struct tj_storage *st) {
-    int r = atomic_load_explicit(&st->readers, memory_order_relaxed);
+void tj_reader_enter(struct tj_storage *st) {
+    uint64_t r = atomic_load_explicit(&st->readers, memory_order_relaxed), mine = this_process();
     for (;;) {
-        if (r < 0) { // trace_write is copying
+        uint64_t now = TJ_LIKELY((r ^ mine) >> 32 == 0) ? r : mine;
+        if (now & WRITER) {
             (void)sched_yield();
             r = atomic_load_explicit(&st->readers, memory_order_relaxed);
-        } else if (atomic_compare_exchange_weak_explicit(&st->readers, &r, r + 1, memory_order_acquire,
+        } else if (atomic_compare_exchange_weak_explicit(&st->readers, &r, now + 1, memory_order_acquire,
                                                          memory_order_relaxed)) {
+            return;
+        }
+    }
+}
+
+void tj_reader_leave(struct tj_storage *st, uint32_t process) {
+    if (TJ_LIKELY(process == tj_process())) {
+        atomic_fetch_sub_explicit(&st->readers, 1, memory_order_release);
+    }
+}
+
+// Holds st alone when it has `want` readers. False: it has more, or another writer (*writing).
+static bool writer_enter(struct tj_storage *st, uint32_t want, bool *writing) {
+    uint64_t r = atomic_load(&st->readers), mine = this_process();
+    for (;;) {
+        uint64_t now = (r ^ mine) >> 32 == 0 ? r : mine;
+        *writing = now & WRITER;
+        if ((uint32_t)now != want) {
+            return false;
+        }
+        if (atomic_compare_exchange_weak(&st->readers, &r, now | WRITER)) {
             return true;
         }
     }
 }
 
-void tj_reader_leave(struct tj_storage *st) { atomic_fetch_sub_explicit(&st->readers, 1, memory_order_release); }
+static void writer_leave(struct tj_storage *st) { (void)atomic_fetch_sub(&st->readers, WRITER); }
 
 // ---- tensors ------------------------------------------------------------------------------------
 
@@ -329,7 +365,7 @@ static struct trace_tensor *tensor_new(trace_context *ctx, struct tj_storage *st
     struct tj_buffer_cache *c = cache_of(ctx);
     struct trace_tensor *t = NULL;
     if (c) {
-        tj_lock(&c->lock);
+        lock_cache(c);
         t = c->tensors;
         if (t) {
             c->tensors = t->next;
@@ -366,7 +402,7 @@ static struct trace_tensor *tensor_new(trace_context *ctx, struct tj_storage *st
     t->loc = loc;
     t->ctx = ctx;
     tj_context_retain(ctx);
-    tj_lock(&ctx->lock);
+    tj_context_lock(ctx);
     t->next = ctx->tensors;
     if (t->next) {
         t->next->prev = t;
@@ -381,7 +417,7 @@ void tj_tensor_drop(struct trace_tensor *t) {
         return;
     }
     trace_context *ctx = t->ctx;
-    tj_lock(&ctx->lock);
+    tj_context_lock(ctx);
     *(t->prev ? &t->prev->next : &ctx->tensors) = t->next;
     if (t->next) {
         t->next->prev = t->prev;
@@ -392,7 +428,7 @@ void tj_tensor_drop(struct trace_tensor *t) {
     struct tj_buffer_cache *c = ctx->buffers;
     bool keep = false;
     if (c) {
-        tj_lock(&c->lock);
+        lock_cache(c);
         keep = c->ntensors < KEPT_HANDLES;
         if (keep) {
             t->next = c->tensors;
@@ -936,18 +972,19 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
                 return s;
             }
         }
-        int seen = owned && !pinned ? 0 : (int)uses;
-        if (atomic_compare_exchange_strong(&st->readers, &seen, seen - WRITER)) {
+        bool fresh = owned && !pinned, writing = false; // may be given other memory
+        uint32_t own = fresh || !run || run->process != tj_process() ? 0 : uses;
+        if (!(fresh && uses) && writer_enter(st, own, &writing)) {
             fill(t, st->data, src);
             atomic_fetch_add(&st->version, 1);
-            atomic_fetch_add(&st->readers, WRITER);
+            writer_leave(st);
             s = TRACE_OK;
         } else if (pinned) { // runs that read it meanwhile are the host's race
             fill(t, st->data, src);
             atomic_fetch_add(&st->version, 1);
             s = TRACE_OK;
         } else if (owned) {
-            s = seen < 0 ? TRACE_ERR_BUSY : replace(t, st, src);
+            s = writing ? TRACE_ERR_BUSY : replace(t, st, src);
         } else {
             tj_storage_drop(st);
             return tj_fail(TRACE_ERR_BUSY,

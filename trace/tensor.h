@@ -13,7 +13,6 @@ enum {
 // Memory shared by the tensors that view it.
 struct tj_storage {
     atomic_int refs;
-    atomic_int readers;       // runs in flight that read it
     uint32_t flags;           // TJ_ST_*
     trace_context *ctx;       // holds a reference
     unsigned char *data;      // NULL for a placeholder and for zero bytes
@@ -22,6 +21,7 @@ struct tj_storage {
     atomic_int pins_written;  // of these, those that write it
     atomic_int pins_packed;   // of these, those that have a packed copy: writing is TRACE_ERR_BUSY
     atomic_int exports;       // handed out through DLPack now: the consumer may write it, trace_write writes in place
+    _Atomic uint64_t readers; // low half: runs in flight that read it; high half: the process they are of
     _Atomic uint64_t version; // one more with every write; packed weights are keyed on it
     void (*done)(void *user); // borrowed memory: told once when the last user has gone
     void *user;
