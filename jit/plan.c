@@ -9,6 +9,7 @@
 
 #define MAX_TASKS 64        // slots of scratch a step may need
 #define PARALLEL_NS 25000.0 // estimated work below which a step stays on one thread
+#define IDLE_MIN 16         // instances a plan keeps for its next runs, or two a thread of the pool where that is more
 #define SPLIT_BLOCK 4096    // elements of one block of a split reduction (jit/kernel.h)
 
 struct plan_step {
@@ -52,20 +53,25 @@ struct tj_plan {
     struct tj_trace trace; // symbolic: what it was recorded from
     char *text;            // schedule, for reports
     struct tj_plan_info info;
-    tj_mutex lock; // guards idle
+    tj_mutex lock; // guards idle and nidle
     struct instance *idle;
+    int nidle;
 };
 
 static size_t round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
 
 // ---- compile --------------------------------------------------------------------------------------------------------
 
+static void instance_free(struct tj_plan *p, struct instance *i) {
+    if (i && i->ws)
+        tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
+    tj_free(i);
+}
+
 static void plan_free(struct tj_plan *p) {
     for (struct instance *i = p->idle, *n; i; i = n) {
         n = i->next;
-        if (i->ws)
-            tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
-        tj_free(i);
+        instance_free(p, i);
     }
     if (p->steps) {
         for (uint32_t s = 0; s < p->prog->nsteps; s++) {
@@ -585,8 +591,10 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
 static struct instance *instance_take(struct tj_plan *p) {
     tj_lock(&p->lock);
     struct instance *i = p->idle;
-    if (i)
+    if (i) {
         p->idle = i->next;
+        p->nidle--;
+    }
     tj_unlock(&p->lock);
     return i ? i : instance_new(p, plan_threads(p));
 }
@@ -596,10 +604,16 @@ static void instance_give(struct tj_plan *p, struct instance *in) {
         tj_pack_put(in->packed[i]);
         in->packed[i] = NULL;
     }
+    int most = 2 * tj_pool_threads(p->jit->ctx->pool);
     tj_lock(&p->lock);
-    in->next = p->idle;
-    p->idle = in;
+    if (p->nidle < (most > IDLE_MIN ? most : IDLE_MIN)) {
+        in->next = p->idle;
+        p->idle = in;
+        p->nidle++;
+        in = NULL;
+    }
     tj_unlock(&p->lock);
+    instance_free(p, in);
 }
 
 // ---- run ------------------------------------------------------------------------------------------------------------
