@@ -55,7 +55,7 @@ struct tj_plan {
     struct tj_plan_info info;
     tj_mutex lock; // guards idle and nidle
     struct instance *idle;
-    int nidle;
+    int nidle; // length of idle
 };
 
 static size_t round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
