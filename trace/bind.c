@@ -193,6 +193,8 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
         return s;
     if (!e || !e->plan || !ctx->backend->bind)
         return no_plan(b, loc);
+    if (tj_checks(r) && (s = tj_check_bind(b, &seg, e)))
+        return s;
     uint32_t n = seg.trace->nleaves;
     struct trace_bound *p = tj_calloc(1, sizeof *p + n * sizeof p->pins[0]);
     bool *packed = tj_calloc(n, sizeof *packed);

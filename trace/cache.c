@@ -928,7 +928,9 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     tj_current = NULL;
     uint64_t t0 = tj_ticks();
     tj_fpenv_enter(&env);
-    tj_status st = e && e->plan ? ctx->backend->run(e->plan, &args) : tj_interp_run(s, &args);
+    tj_status st = !e || !e->plan                          ? tj_interp_run(s, &args)
+                   : TJ_UNLIKELY(tj_checks(b->run.region)) ? tj_check_run(b, s, e, &args)
+                                                           : ctx->backend->run(e->plan, &args);
     tj_fpenv_leave(&env);
     while (TJ_UNLIKELY(tj_current != NULL)) // begun in a callback of the host, and never ended
         trace_abandon(tj_current->region);

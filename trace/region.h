@@ -274,6 +274,11 @@ void tj_entry_put(struct tj_entry *e);
 // Runs a segment with its plan: outs are tensors made by the caller. Data errors become TRACE_ERR_DEVICE.
 tj_status tj_segment_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
                          struct trace_tensor *const *outs);
+// The same with a plan, checked: the run also goes through the interpreter (check.c). bind: on copies, without results.
+tj_status tj_check_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
+                       const struct tj_run_args *args);
+tj_status tj_check_bind(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e);
+static inline bool tj_checks(const struct trace_region *r) { return r->opt.check || r->ctx->env.check; }
 // The text and status of a data error of the segment.
 tj_status tj_segment_error(const struct tj_segment *s, const struct tj_data_error *err);
 struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace *t, tj_ref target, const tj_ref *writes,
