@@ -247,6 +247,18 @@ TRACE_API void trace_context_stats(const trace_context *ctx, trace_stats *stats)
 TRACE_API enum trace_status trace_context_report(const trace_context *ctx, enum trace_format f, char *buf, size_t cap,
                                                  size_t *need);
 
+/* Why the library did what it did with a region: its plans with the reason each was made, their kernels with ops, bytes
+ * moved and saved, time and share of the machine's ceiling, what has memory and why, breaks, recompiles. Formats: TEXT,
+ * JSON, HTML (one self-contained page, with the generated code); PROMETHEUS is TRACE_ERR_ARGUMENT. buf, cap and need as
+ * for trace_context_report, whose HTML is this page over all regions. The first call measures the machine's ceilings
+ * (some tens of milliseconds), the first HTML compiles the kernels once more for their text. Any thread, also while
+ * runs are open. Errors: TRACE_ERR_ARGUMENT, MEMORY. */
+TRACE_API enum trace_status trace_explain(const trace_region *r, enum trace_format f, char *buf, size_t cap,
+                                          size_t *need);
+/* on: runs of r from now on time each of their kernels, for trace_explain; a run then takes some clock readings a
+ * kernel longer. Bound runs are never timed. Any thread. */
+TRACE_API enum trace_status trace_region_profile(trace_region *r, bool on);
+
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
 /* Making tensors. dims: rank extents, each at least 0 (TRACE_DIMS, or TRACE_SCALAR for 0-d). The caller owns the

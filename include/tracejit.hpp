@@ -314,6 +314,22 @@ class region {
         trace_region_stats(r_, &s);
         return s;
     }
+    // Runs from now on time their kernels, for explain.
+    status profile(bool on) const { return trace_region_profile(r_, on); }
+    std::string explain(trace_format f = TRACE_FORMAT_TEXT) const {
+        std::string text;
+        std::size_t need = 0;
+        status s = trace_explain(r_, f, nullptr, 0, &need);
+        while (s == TRACE_ERR_MEMORY && need) { // counters grow between two calls
+            text.resize(need + need / 8 + 256);
+            s = trace_explain(r_, f, text.data(), text.size(), &need);
+            if (s == TRACE_OK) {
+                text.resize(need);
+                return text;
+            }
+        }
+        return std::string();
+    }
 
   private:
     trace_region *r_ = nullptr;

@@ -137,5 +137,7 @@ const struct tj_backend tj_backend_cpu = {
     .release = tj_plan_release,
     .packed_free = tj_pack_free_all,
     .describe = tj_plan_describe,
+    .report = tj_plan_report,
+    .code = tj_plan_code,
     .compiler_name = cpu_compiler_name,
 };

@@ -2,7 +2,7 @@
 #ifndef TJ_JIT_CPU_BACKEND_H
 #define TJ_JIT_CPU_BACKEND_H
 #include "../kernels/contract.h"
-#include "../trace/context.h"
+#include "../trace/region.h"
 #include "kcache.h"
 
 struct tj_jit {
@@ -46,4 +46,18 @@ void tj_bound_plan_run(struct tj_bound_plan *b);
 void tj_bound_plan_free(struct tj_bound_plan *b); // NULL is fine
 void tj_plan_release(struct tj_plan *p);
 void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb);
+
+// ---- reports (plan_report.c) ----------------------------------------------------------------------------------------
+
+struct tj_step_notes {                        // what is kept of a step for reports
+    _Atomic uint64_t runs, best_ns, total_ns; // watched runs
+    _Atomic(char *) code;                     // its assembly, once somebody asked
+};
+tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_plan_report *out);
+tj_status tj_plan_code(struct tj_plan *p, uint32_t kernel, const char **text);
+// In plan.c: what they read of it. units: room for 1 + TJ_CONTRACT_TILES.
+size_t tj_plan_step_units(const struct tj_plan *p, uint32_t i, struct tj_unit *units);
+const struct tj_program *tj_plan_program(const struct tj_plan *p);
+struct tj_step_notes *tj_plan_notes(const struct tj_plan *p);
+struct tj_jit *tj_plan_jit(const struct tj_plan *p);
 #endif

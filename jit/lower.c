@@ -5,8 +5,16 @@
 
 void tj_lo_stop(struct tj_lower *l, int why, tj_ref node) {
     if (l->stop == TJ_L_OK) {
+        l->stop_why = l->stop_why ? l->stop_why : TJ_KEPT_INDEX;
         l->stop = why;
         l->stop_node = node;
+    }
+}
+
+void tj_lo_force(struct tj_lower *l, tj_ref node, enum tj_kept why) {
+    if (l->stop == TJ_L_OK) {
+        l->stop_why = (uint8_t)why;
+        tj_lo_stop(l, TJ_L_FORCE, node);
     }
 }
 
@@ -535,7 +543,7 @@ static uint32_t reduction(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
         ok = !red[k];
     }
     if (!ok) {
-        tj_lo_stop(l, TJ_L_FORCE, n);
+        tj_lo_force(l, n, TJ_KEPT_ROWS);
         return TJ_LNONE;
     }
     l->redset = true;
@@ -666,12 +674,12 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     const struct tj_gnode *d = TJ_NODE(s, n);
     l->trace = d->trace;
     if (l->depth >= DEPTH) {
-        tj_lo_stop(l, TJ_L_FORCE, n);
+        tj_lo_force(l, n, TJ_KEPT_SIZE);
         return TJ_LNONE;
     }
     if (s->memo[n] && s->dupcost[n] > DEAR && s->incone[n] == s->stamp && tj_g_numel_hint(s->g, n) > 1 &&
         !tj_g_view(d->op) && n != l->epi) {
-        tj_lo_stop(l, TJ_L_FORCE, n); // dear, and wanted at a second place
+        tj_lo_force(l, n, TJ_KEPT_PLACES);
         return TJ_LNONE;
     }
     l->depth++;
@@ -752,6 +760,7 @@ void tj_lo_reset(struct tj_lower *l, bool keep_splits) {
         }
     }
     l->niter = 0;
+    l->stop_why = 0;
     for (uint32_t b = 0; b < l->nbase; b++) {
         l->first[b] = l->niter;
         for (uint32_t f = 0; f < l->nfac[b]; f++) {

@@ -54,6 +54,16 @@ struct tj_sched {
     uint32_t *members;
     uint32_t nmembers, capmembers;
     struct tj_lower *lower; // reused
+    // For reports: why candidates stayed outside of a cone (enum tj_kept).
+    uint8_t *why, *force_why; // of the kernel why_job; of TJ_S_FORCE
+    uint32_t *why_job;
+    uint8_t refused;         // by joins
+    uint8_t demand;          // what the caller of tj_s_buffer wants memory for, 0: what the cone says
+    tj_ref demand_by;        // trace node
+    uint32_t *op_job;        // trace node: is in ops of the kernel op_stamp
+    uint32_t op_stamp, nops; // trace nodes of the step being made
+    tj_ref *ops;
+    uint32_t capops;
     // The current cone.
     bool redset;   // it reduces; extents of the reduced dims other than 1, in order
     bool row_root; // its root is a row value
@@ -84,6 +94,8 @@ uint32_t tj_op_cost(uint32_t op);
 bool tj_s_contraction(struct tj_sched *s, tj_ref c, struct tj_loop *epilogue);
 bool tj_s_index_copy(struct tj_sched *s, tj_ref n, const struct tj_geom *dst, tj_ref index, tj_ref src);
 struct tj_step *tj_s_step(struct tj_sched *s, uint8_t kind, tj_ref node);
+void tj_s_ops_start(struct tj_sched *s); // trace nodes that the next step computes, for reports
+void tj_s_ops_add(struct tj_sched *s, tj_ref trace);
 bool tj_s_step_done(struct tj_sched *s, struct tj_step *st); // fills reads and writes
 uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t index, tj_ex elems, tj_ref node);
 uint32_t tj_s_buf_class(const struct tj_sched *s, uint32_t buf); // buffers of equal class may share memory
@@ -154,6 +166,7 @@ struct tj_lower {
     // Why lowering stopped: a node to materialise, dims to split, or no memory.
     enum { TJ_L_OK, TJ_L_FORCE, TJ_L_SPLIT, TJ_L_MEMORY, TJ_L_TOOBIG } stop;
     tj_ref stop_node;
+    uint8_t stop_why; // FORCE: enum tj_kept
     uint32_t split_iter;
     tj_ex split_by; // extent of the inner part
     tj_ex split_outer;
@@ -169,6 +182,7 @@ uint32_t tj_lo_load(struct tj_lower *l, const struct tj_geom *g, const struct tj
 void tj_lo_store(struct tj_lower *l, const struct tj_geom *g, const struct tj_map *m, uint32_t value, tj_dtype d);
 uint32_t tj_lo_and(struct tj_lower *l, uint32_t mask, uint32_t cond); // mask may be TJ_LNONE
 void tj_lo_stop(struct tj_lower *l, int why, tj_ref node);
+void tj_lo_force(struct tj_lower *l, tj_ref node, enum tj_kept why); // TJ_L_FORCE with its reason
 struct tj_map *tj_lo_map(struct tj_lower *l, const struct tj_map *like, uint32_t rank);
 void tj_lo_add_scaled(struct tj_lower *l, struct tj_ixd *to, const struct tj_ixd *x, tj_ex scale);
 void tj_lo_identity(struct tj_lower *l, tj_ref n, struct tj_map *m); // root's own coordinates

@@ -50,8 +50,9 @@ struct tj_plan {
     int threads;  // 0: the pool's
     bool dynamic; // some expression is not a constant
     bool symbolic;
-    struct tj_trace trace; // symbolic: what it was recorded from
-    char *text;            // schedule, for reports
+    struct tj_trace trace;       // symbolic: what it was recorded from
+    char *text;                  // schedule, for reports
+    struct tj_step_notes *notes; // one a step
     struct tj_plan_info info;
     tj_mutex lock; // guards idle and nidle
     struct instance *idle;
@@ -81,6 +82,9 @@ static void plan_free(struct tj_plan *p) {
             tj_contract_free(p->steps[s].contract);
         }
     }
+    for (uint32_t s = 0; p->notes && s < p->prog->nsteps; s++)
+        tj_free(atomic_load(&p->notes[s].code));
+    tj_free(p->notes);
     tj_free(p->steps);
     tj_free(p->first);
     if (p->prog)
@@ -103,6 +107,32 @@ static uint32_t weight_leaf(const struct tj_program *g, const struct tj_step *st
     return b->kind == TJ_BUF_LEAF ? b->index : UINT32_MAX;
 }
 
+size_t tj_plan_step_units(const struct tj_plan *p, uint32_t i, struct tj_unit *units) {
+    size_t n = 0;
+    if (p->prog->steps[i].loop.kernel) {
+        units[n].kind = TJ_UNIT_LOOP;
+        units[n++].loop = p->prog->steps[i].loop.kernel;
+    }
+    if (p->steps[i].contract) {
+        struct tj_gemm_tile tiles[TJ_CONTRACT_TILES];
+        memset(tiles, 0, sizeof tiles);
+        size_t count = tj_contract_tiles(p->steps[i].contract, tiles, TJ_CONTRACT_TILES);
+        for (size_t t = 0; t < count; t++) {
+            units[n].kind = TJ_UNIT_GEMM;
+            units[n++].gemm = tiles[t];
+        }
+    }
+    return n;
+}
+
+const struct tj_program *tj_plan_program(const struct tj_plan *p) { return p->prog; }
+struct tj_step_notes *tj_plan_notes(const struct tj_plan *p) {
+    return p->notes;
+}
+struct tj_jit *tj_plan_jit(const struct tj_plan *p) {
+    return p->jit;
+}
+
 // Asks the cache for everything the steps need, all that is missing in one compile.
 static tj_status get_code(struct tj_plan *p) {
     const struct tj_program *g = p->prog;
@@ -115,20 +145,9 @@ static tj_status get_code(struct tj_plan *p) {
         goto out;
     }
     for (uint32_t i = 0; i < g->nsteps; i++) {
-        const struct tj_step *st = &g->steps[i];
-        if (st->loop.kernel) {
-            units[n].kind = TJ_UNIT_LOOP;
-            units[n++].loop = st->loop.kernel;
-        }
-        if (!p->steps[i].contract)
-            continue;
-        struct tj_gemm_tile tiles[TJ_CONTRACT_TILES];
-        memset(tiles, 0, sizeof tiles);
-        p->steps[i].ntiles = tj_contract_tiles(p->steps[i].contract, tiles, TJ_CONTRACT_TILES);
-        for (size_t t = 0; t < p->steps[i].ntiles; t++) {
-            units[n].kind = TJ_UNIT_GEMM;
-            units[n++].gemm = tiles[t];
-        }
+        size_t mine = tj_plan_step_units(p, i, units + n);
+        p->steps[i].ntiles = mine - (g->steps[i].loop.kernel != NULL);
+        n += mine;
     }
     struct tj_kcache_stats st = {0};
     s = tj_kcache_get(p->jit->kernels, units, n, entries, &st);
@@ -167,7 +186,8 @@ static tj_status prepare(struct tj_plan *p) {
     size_t nb = g->nbufs ? g->nbufs : 1;
     p->first = tj_calloc(nb * 3, sizeof *p->first);
     p->steps = tj_calloc(g->nsteps ? g->nsteps : 1, sizeof *p->steps);
-    if (!p->first || !p->steps)
+    p->notes = tj_calloc(g->nsteps ? g->nsteps : 1, sizeof *p->notes);
+    if (!p->first || !p->steps || !p->notes)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan of %u steps", g->nsteps);
     p->last = p->first + nb;
     p->order = p->last + nb;
@@ -224,6 +244,17 @@ static void log_fusion(const struct tj_jit *jit, const struct tj_segment *seg, c
         tj_log(env, TJ_LOG_FUSION, "  kernel %u: %s%s%s (%s:%d)", i, st->name ? st->name : "?",
                behind ? ", and behind it " : "", behind ? behind : "", loc && loc->file ? loc->file : "?",
                loc ? (int)loc->line : 0);
+    }
+    for (uint32_t b = 0; b < g->nbufs; b++) {
+        char node[200], user[200];
+        const struct tj_buf *k = &g->bufs[b];
+        if (k->kind != TJ_BUF_TEMP || k->why == TJ_KEPT_NONE)
+            continue;
+        (void)tj_op_text(seg->trace, k->node, node, sizeof node);
+        bool by = k->user < seg->trace->nnodes;
+        tj_log(env, TJ_LOG_FUSION, "  in memory: %s, for %s: %s (%s)", node,
+               by ? tj_op_text(seg->trace, k->user, user, sizeof user) : "a later op", tj_kept_word(k->why),
+               tj_kept_text(k->why));
     }
 }
 
@@ -739,6 +770,21 @@ static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, con
     tj_contract_run(p->steps[i].contract, &a);
 }
 
+// The step that began at t0 is over.
+static void watched(struct tj_plan *p, uint32_t i, const struct tj_watch *w, uint64_t t0) {
+    uint64_t now = tj_now_ns();
+    struct tj_step_notes *n = &p->notes[i];
+    if (w->measure) {
+        uint64_t ns = now - t0, best = atomic_load_explicit(&n->best_ns, memory_order_relaxed);
+        while ((!best || ns < best) && !atomic_compare_exchange_weak(&n->best_ns, &best, ns ? ns : 1))
+            continue;
+        (void)atomic_fetch_add_explicit(&n->total_ns, ns, memory_order_relaxed);
+        (void)atomic_fetch_add_explicit(&n->runs, 1, memory_order_relaxed);
+    }
+    if (w->step)
+        w->step(w->arg, p->prog->steps[i].name, p->prog->steps[i].node, t0, now);
+}
+
 tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
     struct instance *in = instance_take(p);
     if (!in)
@@ -751,10 +797,13 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
                 s = tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled after %u of %u steps", i, p->prog->nsteps);
                 break;
             }
+            uint64_t t0 = TJ_UNLIKELY(args->watch != NULL) ? tj_now_ns() : 0;
             if (p->prog->steps[i].kind == TJ_STEP_LOOP)
                 run_loop(p, i, in, args);
             else
                 run_contract(p, i, in, args);
+            if (TJ_UNLIKELY(args->watch != NULL))
+                watched(p, i, args->watch, t0);
         }
         *args->launches += i;
         *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];

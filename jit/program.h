@@ -15,6 +15,8 @@ struct tj_buf {
     // filled by the memory planner
     uint32_t first, last; // steps that first write and last use it (TEMP)
     uint32_t share;       // TEMP: buffer whose memory it takes over (same arena slot), or itself
+    uint8_t why;          // OUT, TEMP: enum tj_kept
+    tj_ref user;          // trace node that wanted it there, or TJ_NIL
 };
 // Tensor geometry as a step sees it: strides in elements, offset in elements, all expressions.
 struct tj_geom {
@@ -58,6 +60,9 @@ struct tj_step {
     const char *name;           // for dumps and perf maps
     uint32_t *reads, *writes;   // buffers, for the memory planner (nreads, nwrites); epilogue's included
     uint32_t nreads, nwrites;
+    tj_ref *ops; // trace nodes computed in it, ascending
+    uint32_t nops;
+    tj_ex bytes_read, bytes_written; // of one run
 };
 // A guard of a symbolic program: the two expressions must be equal at run time.
 struct tj_guard {

@@ -282,21 +282,36 @@ static bool reduction_joins(struct tj_sched *s, tj_ref n, tj_ref v) {
     return true;
 }
 
-// Decides for a candidate. t: time of the kernel, v: its root.
+static bool refuse(struct tj_sched *s, enum tj_kept why) {
+    s->refused = (uint8_t)why;
+    return false;
+}
+
+// Decides for a candidate, with the reason when it stays outside. t: time of the kernel, v: its root.
 static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) {
     const struct tj_gnode *d = TJ_NODE(s, n), *r = TJ_NODE(s, v);
     bool own = n == v && t == n, later, inside = users_inside(s, n, v, t, &later);
+    s->refused = TJ_KEPT_KIND;
     if (own) {
         return inlines(d->op) && (!tj_g_reduce(d->op) || reduction_joins(s, n, v));
     }
-    if (HAS(n, TJ_S_FORCE | TJ_S_DONE) || s->noinline_[n] == s->job || s->deadline[n] < t) {
-        return false;
+    if (HAS(n, TJ_S_FORCE | TJ_S_DONE)) {
+        return refuse(s, s->force_why[n] ? s->force_why[n] : TJ_KEPT_INDEX);
+    }
+    if (s->noinline_[n] == s->job) {
+        return refuse(s, TJ_KEPT_COST);
+    }
+    if (s->deadline[n] < t) {
+        return refuse(s, TJ_KEPT_ORDER);
     }
     int64_t numel = tj_g_numel_hint(s->g, n), root = tj_g_numel_hint(s->g, v), domain = s->redset ? s->full : root;
     if (tj_g_contract(d->op)) {
         if (!epi || s->epi != TJ_NIL || d->op == TJ_OP_SDPA || HAS(n, TJ_S_NOEPI) || !later || s->deadline[n] <= t ||
             numel != domain || !s->g->fuse || tj_env_off(s->env, TJ_KILL_EPILOGUE)) {
-            return false;
+            return refuse(s, !s->g->fuse || tj_env_off(s->env, TJ_KILL_EPILOGUE) ? TJ_KEPT_OFF
+                             : !later                                            ? TJ_KEPT_USERS
+                             : s->deadline[n] <= t                               ? TJ_KEPT_ORDER
+                                                                                 : TJ_KEPT_CONTRACTION);
         }
         s->epi = n;
         return true;
@@ -306,7 +321,7 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
     }
     bool count = d->op == TJ_OP_CAST && TJ_NODE(s, d->in[0])->op == TJ_G_EXTENT;
     if (!s->g->fuse && d->trace != r->trace && !tj_g_view(d->op) && !count) {
-        return false;
+        return refuse(s, TJ_KEPT_OFF);
     }
     if (tj_g_view(d->op)) { // free; but not when it is wanted in memory anyway
         if (HAS(n, TJ_S_NEED)) {
@@ -314,6 +329,7 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
         }
         return true;
     }
+    s->refused = TJ_KEPT_USERS;
     bool store = HAS(n, TJ_S_NEED);
     if (!inside || store) {
         bool cheap = s->dupcost[n] <= CHEAP && !store && !tj_g_reduce(d->op);
@@ -330,12 +346,13 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
         }
     }
     if (tj_g_reduce(d->op)) {
+        s->refused = TJ_KEPT_ROWS;
         return reduction_joins(s, n, v);
     }
     // Computed for every element though it has fewer: only when that costs little.
     if (numel < domain && numel > 1 && s->dupcost[n] > CHEAP && !(s->redset && numel == s->rows) &&
         !(!s->redset && HAS(n, TJ_S_ROWISH))) {
-        return false;
+        return refuse(s, TJ_KEPT_COST);
     }
     return true;
 }
@@ -358,7 +375,10 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
             continue;
         }
         bool full = n != v && (size + size_of(d) > budget || inputs + s->nheap > MAX_INPUTS);
+        s->refused = TJ_KEPT_SIZE;
         if (tj_is_alias(s, n) || (s->alias[n] && n == v) || full || !joins(s, n, v, t, epi)) {
+            s->why[n] = s->refused;
+            s->why_job[n] = s->job;
             inputs++;
             continue;
         }
@@ -561,7 +581,10 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
             bool later;
             sharing = share && own && s->buf[s->epi] == TJ_NOBUF && !HAS(s->epi, TJ_S_NEED) &&
                       TJ_NODE(s, s->epi)->dtype == dst->dtype && users_inside(s, s->epi, v, t, &later);
+            s->demand = TJ_KEPT_TILE;
+            s->demand_by = d->trace;
             l->epi_buf = sharing ? dst->buf : tj_s_buffer(s, s->epi);
+            s->demand = 0;
             if (s->status) {
                 return false;
             }
@@ -605,7 +628,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
                 share = false;
                 continue;
             }
-            tj_lo_stop(l, TJ_L_FORCE, v);
+            tj_lo_force(l, v, TJ_KEPT_ORDER);
         }
         if (!l->stop && tj_arrange(l, &dst->buf, loads ? 1 : 0, &loop)) {
             if (sharing) {
@@ -624,6 +647,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
                 return fail(s, l->stop_node, "cannot be lowered");
             } else {
                 s->flags[l->stop_node] |= TJ_S_FORCE;
+                s->force_why[l->stop_node] = l->stop_why;
             }
             break;
         case TJ_L_TOOBIG:
@@ -634,6 +658,12 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
             break;
         case TJ_L_SPLIT: return fail(s, v, "too many dims");
         default: (void)tj_s_memory(s); return false;
+        }
+    }
+    tj_s_ops_start(s);
+    for (uint32_t i = 0; i < s->nmembers; i++) {
+        if (s->memo[s->members[i]]) { // what lowering had no use for isn't computed
+            tj_s_ops_add(s, TJ_NODE(s, s->members[i])->trace);
         }
     }
     for (uint32_t i = 0; i < nstored; i++) {
@@ -656,6 +686,7 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
 // ---- nodes, from the last to the first ----------------------------------------------------------------------------
 
 static bool update(struct tj_sched *s, tj_ref u) {
+    tj_s_ops_start(s);
     const struct tj_gnode *d = TJ_NODE(s, u);
     tj_ref mem = d->in[0], v = d->in[1], view = d->in[2];
     struct tj_geom dst;
@@ -670,7 +701,10 @@ static bool update(struct tj_sched *s, tj_ref u) {
         if (!HAS(u, TJ_S_NEED)) {
             return true;
         }
+        s->demand = TJ_KEPT_WRITTEN;
+        s->demand_by = d->trace;
         uint32_t b = tj_s_buffer(s, u);
+        s->demand = 0;
         fresh = s->buf[mem] == TJ_NOBUF && !HAS(mem, TJ_S_DONE);
         if (fresh) { // nobody wants the old content later: it is made where the new one goes
             s->buf[mem] = b;
@@ -690,6 +724,7 @@ static bool update(struct tj_sched *s, tj_ref u) {
             tj_ref o = c->in[i];
             if (s->alias[o] && s->cls[o] != TJ_NOBUF && s->cls[o] == s->cls[u]) {
                 s->flags[o] |= TJ_S_FORCE;
+                s->force_why[o] = TJ_KEPT_ORDER;
             }
         }
         ok = tj_s_index_copy(s, v, &dst, c->in[1], c->in[2]);
@@ -727,6 +762,7 @@ static bool cat_root(struct tj_sched *s, tj_ref n, const struct tj_geom *dst) {
 
 static bool root(struct tj_sched *s, tj_ref n) {
     const struct tj_gnode *d = TJ_NODE(s, n);
+    tj_s_ops_start(s);
     uint32_t buf = tj_s_buffer(s, n);
     struct tj_geom dst;
     s->flags[n] |= TJ_S_DONE;
@@ -828,8 +864,9 @@ static bool schedule(struct tj_sched *s) {
 }
 
 // Bytes a step reads and writes: what each access spans.
-static void count_bytes(struct tj_sched *s, const struct tj_step *st, tj_ex *total) {
+static void count_bytes(struct tj_sched *s, struct tj_step *st) {
     struct tj_exprs *x = s->x;
+    st->bytes_read = st->bytes_written = 0;
     const struct tj_loop *l = &st->loop;
     for (uint32_t i = 0; l->kernel && i < l->kernel->nins; i++) {
         const struct tj_kins *in = &l->kernel->ins[i];
@@ -837,12 +874,16 @@ static void count_bytes(struct tj_sched *s, const struct tj_step *st, tj_ex *tot
             continue;
         }
         const struct tj_kaccess *a = &l->kernel->access[in->imm];
+        if (st->kind != TJ_STEP_LOOP && l->bufs[a->buf] == st->out.buf) {
+            continue; // an epilogue takes the result from the cache; its memory is counted once, below
+        }
         tj_ex e = tj_ex_const(x, (int64_t)tj_elem_bytes((tj_dtype)a->dtype));
         for (uint32_t d = 0; d < l->kernel->ndims; d++) {
             if (a->stride[d] || a->nindirect) {
                 e = tj_ex_bin(x, TJ_EX_MUL, e, l->ivals[l->kernel->extent[d]]);
             }
         }
+        tj_ex *total = in->op == TJ_KOP_LOAD ? &st->bytes_read : &st->bytes_written;
         *total = tj_ex_bin(x, TJ_EX_ADD, *total, e);
     }
     const struct tj_geom *g[5] = {&st->out, &st->a, &st->b, st->has_bias || st->kind == TJ_STEP_SDPA ? &st->c : NULL,
@@ -858,6 +899,7 @@ static void count_bytes(struct tj_sched *s, const struct tj_step *st, tj_ex *tot
                 e = tj_ex_bin(x, TJ_EX_MUL, e, of->dims[d]);
             }
         }
+        tj_ex *total = i == 0 ? &st->bytes_written : &st->bytes_read;
         *total = tj_ex_bin(x, TJ_EX_ADD, *total, e);
     }
 }
@@ -879,7 +921,9 @@ static bool finish(struct tj_sched *s) {
     tj_ex total = 0;
     for (uint32_t i = 0; i < s->nsteps; i++) {
         p->steps[i] = s->steps[s->nsteps - 1 - i];
-        count_bytes(s, &p->steps[i], &total);
+        count_bytes(s, &p->steps[i]);
+        total = tj_ex_bin(s->x, TJ_EX_ADD, total, p->steps[i].bytes_read);
+        total = tj_ex_bin(s->x, TJ_EX_ADD, total, p->steps[i].bytes_written);
     }
     p->bytes_moved = total;
     for (uint32_t i = 0; i < g->nequal; i++) {
@@ -913,6 +957,10 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     s->sole = TJ_ARENA_NEW(a, uint32_t, n);
     s->noinline_ = TJ_ARENA_NEW(a, uint32_t, n);
     s->memo = TJ_ARENA_NEW(a, uint32_t, n);
+    s->why = TJ_ARENA_NEW(a, uint8_t, n);
+    s->force_why = TJ_ARENA_NEW(a, uint8_t, n);
+    s->why_job = TJ_ARENA_NEW(a, uint32_t, n);
+    s->op_job = TJ_ARENA_NEW(a, uint32_t, g->t->nnodes + 1);
     s->leafbuf = TJ_ARENA_NEW(a, uint32_t, leaves);
     s->leafcls = TJ_ARENA_NEW(a, uint32_t, leaves);
     bool ok = !a->failed && schedule(s) && finish(s);
@@ -932,5 +980,6 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     tj_free(s->bufs);
     tj_free(s->heap);
     tj_free(s->members);
+    tj_free(s->ops);
     return s->status;
 }

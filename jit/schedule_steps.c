@@ -15,9 +15,26 @@ uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t 
         (void)tj_s_memory(s);
         return 0;
     }
-    s->bufs[s->nbufs] =
-        (struct tj_buf){.kind = kind, .dtype = dtype, .index = index, .elems = elems, .node = node, .share = s->nbufs};
+    s->bufs[s->nbufs] = (struct tj_buf){.kind = kind,
+                                        .dtype = dtype,
+                                        .index = index,
+                                        .elems = elems,
+                                        .node = node,
+                                        .share = s->nbufs,
+                                        .why = kind == TJ_BUF_OUT ? TJ_KEPT_OUTPUT : TJ_KEPT_NONE,
+                                        .user = TJ_NIL};
     return s->nbufs++;
+}
+
+// Why a value gets memory now, and the op that wants it.
+static void note_why(const struct tj_sched *s, tj_ref n, struct tj_buf *b) {
+    b->why = s->demand ? s->demand : s->why_job[n] == s->job ? s->why[n] : TJ_KEPT_NONE;
+    b->user = s->demand ? s->demand_by : TJ_NIL;
+    for (uint32_t i = s->user_at[n]; b->user == TJ_NIL && i < s->user_at[n + 1]; i++) {
+        if (s->incone[s->users[i]] == s->stamp) {
+            b->user = TJ_NODE(s, s->users[i])->trace;
+        }
+    }
 }
 
 uint32_t tj_s_buffer(struct tj_sched *s, tj_ref n) {
@@ -29,6 +46,9 @@ uint32_t tj_s_buffer(struct tj_sched *s, tj_ref n) {
             e = tj_ex_bin(s->x, TJ_EX_MUL, e, d->dims[j]);
         }
         s->buf[n] = tj_s_new_buf(s, TJ_BUF_TEMP, d->dtype, 0, e, d->trace);
+        if (s->status == TRACE_OK) {
+            note_why(s, n, &s->bufs[s->buf[n]]);
+        }
     }
     return s->buf[n];
 }
@@ -273,6 +293,43 @@ struct tj_step *tj_s_step(struct tj_sched *s, uint8_t kind, tj_ref node) {
     return st;
 }
 
+void tj_s_ops_start(struct tj_sched *s) {
+    s->op_stamp++;
+    s->nops = 0;
+}
+
+void tj_s_ops_add(struct tj_sched *s, tj_ref trace) {
+    if (trace >= s->g->t->nnodes || s->op_job[trace] == s->op_stamp) {
+        return;
+    }
+    s->op_job[trace] = s->op_stamp;
+    if (!tj_grow((void **)&s->ops, &s->capops, s->nops + 1, sizeof *s->ops)) {
+        (void)tj_s_memory(s);
+        return;
+    }
+    uint32_t i = s->nops++; // members come in falling order, nearly: the place is found at once
+    for (; i > 0 && s->ops[i - 1] < trace; i--) {
+        s->ops[i] = s->ops[i - 1];
+    }
+    s->ops[i] = trace;
+}
+
+// The step's own copy of the ops noted.
+static bool take_ops(struct tj_sched *s, struct tj_step *st) {
+    tj_s_ops_add(s, st->node);
+    st->ops = TJ_ARENA_NEW(&s->p->arena, tj_ref, s->nops + 1);
+    if (!st->ops || s->status) {
+        (void)tj_s_memory(s);
+        return false;
+    }
+    for (uint32_t i = 0; i < s->nops; i++) {
+        st->ops[i] = s->ops[s->nops - 1 - i];
+    }
+    st->nops = s->nops;
+    tj_s_ops_start(s);
+    return true;
+}
+
 static void note(uint32_t *list, uint32_t *n, uint32_t buf) {
     for (uint32_t i = 0; i < *n; i++) {
         if (list[i] == buf) {
@@ -287,7 +344,7 @@ bool tj_s_step_done(struct tj_sched *s, struct tj_step *st) {
     uint32_t cap = 8 + (k ? 2u * k->nbufs : 0);
     st->reads = TJ_ARENA_NEW(&s->p->arena, uint32_t, cap);
     st->writes = TJ_ARENA_NEW(&s->p->arena, uint32_t, cap);
-    if (!st->reads || !st->writes) {
+    if (!st->reads || !st->writes || !take_ops(s, st)) {
         (void)tj_s_memory(s);
         return false;
     }
@@ -320,8 +377,11 @@ bool tj_s_step_done(struct tj_sched *s, struct tj_step *st) {
 
 bool tj_s_index_copy(struct tj_sched *s, tj_ref n, const struct tj_geom *dst, tj_ref index, tj_ref src) {
     struct tj_geom a, b;
+    s->demand = TJ_KEPT_OPERAND;
+    s->demand_by = TJ_NODE(s, n)->trace;
     tj_s_geom(s, index, &a);
     tj_s_geom(s, src, &b);
+    s->demand = 0;
     struct tj_step *st = tj_s_step(s, TJ_STEP_INDEX_COPY, TJ_NODE(s, n)->trace);
     if (!st) {
         return false;
@@ -393,12 +453,16 @@ bool tj_s_contraction(struct tj_sched *s, tj_ref n, struct tj_loop *epilogue) {
     uint32_t out = tj_s_buffer(s, n);
     uint8_t kind = c->op == TJ_OP_CONV2D ? TJ_STEP_CONV2D : c->op == TJ_OP_SDPA ? TJ_STEP_SDPA : TJ_STEP_MATMUL;
     bool scalar[5] = {0};
+    s->demand = TJ_KEPT_OPERAND;
+    s->demand_by = c->trace;
     for (uint32_t i = 0; i < c->nin; i++) {
         scalar[i] = TJ_NODE(s, c->in[i])->op == TJ_OP_SCALAR;
         if (!scalar[i]) {
             tj_s_geom(s, c->in[i], &g[i]);
         }
     }
+    s->demand = 0;
+    tj_s_ops_add(s, c->trace);
     struct tj_step *st = s->status ? NULL : tj_s_step(s, kind, c->trace);
     if (!st) {
         return false;

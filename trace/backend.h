@@ -34,7 +34,15 @@ struct tj_run_args {
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
     struct tj_data_error *err;
     uint64_t *launches, *bytes_moved, *interpreted; // run statistics, added to
-    const atomic_bool *cancel; // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
+    const atomic_bool *cancel;    // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
+    const struct tj_watch *watch; // NULL in a steady run
+};
+// Looked at by run when a region is profiled or a timeline is written: `step` is called after every step with its
+// times (tj_now_ns); measure: the plan keeps them for its report.
+struct tj_watch {
+    bool measure;
+    void (*step)(void *arg, const char *kernel, tj_ref node, uint64_t from_ns, uint64_t to_ns); // may be NULL
+    void *arg;
 };
 struct tj_bound_plan; // a plan, a workspace and the addresses of certain tensors
 struct tj_bind {
@@ -50,6 +58,49 @@ struct tj_plan_info {
     uint64_t bytes_code, bytes_workspace, bytes_moved; // moved: a run's reads and writes, from shapes
     uint64_t schedule_ns, emit_ns, codegen_ns;
 };
+// Why a value of a plan has memory of its own instead of being computed where it is used.
+enum tj_kept {
+    TJ_KEPT_NONE,
+    TJ_KEPT_OUTPUT,      // a result of the segment
+    TJ_KEPT_WRITTEN,     // an in-place op writes it
+    TJ_KEPT_OPERAND,     // a contraction, or rows put in place, read it from memory
+    TJ_KEPT_TILE,        // a contraction's result whose rows the fused kernel takes while they are in cache
+    TJ_KEPT_CONTRACTION, // a contraction's result that the user can't take over row by row
+    TJ_KEPT_USERS,       // has a second user, and costs more to compute again than to store
+    TJ_KEPT_ORDER,       // what it reads is overwritten before its user runs
+    TJ_KEPT_SIZE,        // its user's kernel would get too large
+    TJ_KEPT_COST,        // each element is wanted many times by its user
+    TJ_KEPT_ROWS,        // a reduction over other rows than its user's kernel has
+    TJ_KEPT_INDEX,       // its user's index order can't be expressed in its own
+    TJ_KEPT_PLACES,      // dear, and its user wants it at two different places
+    TJ_KEPT_KIND,        // an op that no kernel computes on the way
+    TJ_KEPT_OFF,         // fusion is switched off
+    TJ_KEPT_WHYS
+};
+const char *tj_kept_word(unsigned why); // "second user" (trace/explain.c)
+const char *tj_kept_text(unsigned why); // a sentence about it
+struct tj_kernel_report {               // one step of a plan
+    const char *kind, *name;            // literal; as in the schedule
+    tj_ref node;                        // trace node of its result
+    const tj_ref *ops;                  // trace nodes computed in it, ascending
+    uint32_t nops;
+    bool f64;                                  // it computes in f64
+    uint64_t bytes_read, bytes_written, flops; // of a run over the recorded shapes; flops are estimated
+    uint64_t runs, best_ns, total_ns;          // measured by watched runs
+};
+struct tj_kept_report { // one value with memory of its own
+    tj_ref node, user;  // user: the op that wanted it there, or TJ_NIL
+    uint8_t why;        // enum tj_kept
+    int32_t out;        // number of the output it is, or -1
+    uint64_t bytes;
+};
+struct tj_plan_report { // in the arena given, names and ops in the plan
+    struct tj_kernel_report *kernels;
+    uint32_t nkernels;
+    struct tj_kept_report *kept;
+    uint32_t nkept;
+};
+struct tj_arena;
 struct tj_backend {
     const char *name;
     // State of one context; TRACE_ERR_UNAVAILABLE when the compiler is missing (programs then run in the interpreter).
@@ -69,7 +120,11 @@ struct tj_backend {
     void (*bound_release)(struct tj_bound_plan *b);
     void (*packed_free)(struct tj_storage *st);
     void (*describe)(const struct tj_plan *plan,
-                     struct tj_strbuf *sb);                    // schedule as text: kernels, their ops and host lines
+                     struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
+    // What a plan's kernels are, move and took; NULL: the backend can't tell.
+    tj_status (*report)(const struct tj_plan *plan, struct tj_arena *a, struct tj_plan_report *out);
+    // Assembly of a kernel, compiled again for it at the first call; valid as long as the plan. NULL: none.
+    tj_status (*code)(struct tj_plan *plan, uint32_t kernel, const char **text);
     void (*compiler_name)(void *state, char *buf, size_t cap); // "LLVM 22.1.8, avx2", or why there is none
 };
 extern const struct tj_backend tj_backend_cpu; // jit/backend_cpu.c, or jit/backend_none.c

@@ -62,6 +62,8 @@ static void entry_free(struct tj_entry *e) {
     for (uint32_t i = 0; i < e->nfiles; i++)
         tj_free(e->files[i]);
     tj_free(e->files);
+    tj_free(e->why);
+    tj_free(e->where);
     tj_trace_free(&e->trace);
     tj_free((void *)(uintptr_t)e->seg.outs);
     tj_free((void *)(uintptr_t)e->seg.writes);
@@ -103,8 +105,10 @@ void tj_cache_free(struct tj_cache *c) {
         tj_free(s->remedy);
         tj_free(s);
     }
-    for (size_t i = 0; i < TJ_REASONS; i++)
+    for (size_t i = 0; i < TJ_REASONS; i++) {
         tj_free(c->reasons[i].text);
+        tj_free(c->reasons[i].where);
+    }
     tj_free(c->ring);
     tj_free(c->buckets);
     tj_free(c->records);
@@ -543,15 +547,21 @@ static void dump_trace(struct trace_region *r, const struct tj_entry *e) {
     tj_sb_free(&sb);
 }
 
-static void keep_reason(struct tj_cache *c, const char *text, double ms) {
-    char *copy = tj_strdup(text);
+// Why entry e was made, for its own report and the region's.
+static void keep_reason(struct tj_cache *c, struct tj_entry *e, const struct reason *why, struct tj_loc loc) {
+    char where[300];
+    (void)tj_loc_text(loc, where, sizeof where);
+    struct tj_reason fresh = {
+        tj_strdup(why->text), tj_strdup(where), why->input, why->dim, why->from, why->to, e->ms, e->made_ns};
+    char *text = tj_strdup(why->text), *place = tj_strdup(where);
     tj_lock(&c->lock);
-    struct tj_reason *slot = &c->reasons[c->nreasons++ % TJ_REASONS];
-    char *old = slot->text;
-    slot->text = copy;
-    slot->ms = ms;
+    struct tj_reason *slot = &c->reasons[c->nreasons++ % TJ_REASONS], old = *slot;
+    *slot = fresh;
+    e->why = text;
+    e->where = place;
     tj_unlock(&c->lock);
-    tj_free(old);
+    tj_free(old.text);
+    tj_free(old.where);
 }
 
 static void count_made(struct tj_counters *c, const struct tj_entry *e) {
@@ -564,8 +574,8 @@ static void count_made(struct tj_counters *c, const struct tj_entry *e) {
 }
 
 // Tells a new plan. similar: the entry that nearly served, or NULL.
-static void report_made(struct trace_region *r, struct tj_counters *c, const struct tj_entry *e,
-                        const struct tj_site *site, const struct tj_entry *similar) {
+static void report_made(struct trace_region *r, struct tj_counters *c, struct tj_entry *e, const struct tj_site *site,
+                        const struct tj_entry *similar) {
     char ops[100];
     (void)snprintf(ops, sizeof ops, "%u ops in %u kernels", e->trace.nnodes - e->trace.nleaves - e->trace.nparams,
                    e->info.kernels);
@@ -582,7 +592,7 @@ static void report_made(struct trace_region *r, struct tj_counters *c, const str
     struct reason why;
     explain(similar, &e->seg, e->declared, &why);
     (void)TJ_COUNT_UP(c, recompiles, 1);
-    keep_reason(&r->cache, why.text, e->ms);
+    keep_reason(&r->cache, e, &why, site->loc);
     tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",
              why.text, e->site, ops);
 }
@@ -615,7 +625,8 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
             (void)snprintf(text, TJ_ERROR_MAX, "%s", tj_last_error());
         }
     }
-    e->ms = (double)(tj_now_ns() - t0) / 1e6;
+    e->made_ns = tj_now_ns();
+    e->ms = (double)(e->made_ns - t0) / 1e6;
     return st;
 }
 
@@ -920,6 +931,9 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
                                .bytes_moved = &moved,
                                .interpreted = &interpreted,
                                .cancel = &b->cancel};
+    struct tj_watch watch;
+    if (TJ_UNLIKELY(tj_watched(b)))
+        args.watch = tj_watch_start(b, s, &watch);
     if (TJ_UNLIKELY(atomic_load_explicit(&b->cancel, memory_order_relaxed)))
         return tj_fail(TRACE_ERR_SHUTDOWN, "region '%s': the run was cancelled", b->run.region->name);
     tj_fpenv env;

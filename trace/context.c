@@ -74,6 +74,7 @@ static void context_free(trace_context *ctx) {
     tj_buffers_free(ctx);
     if (ctx->pool)
         tj_pool_destroy(ctx->pool);
+    tj_free(atomic_load(&ctx->ceiling));
     tj_free(ctx);
 }
 

@@ -39,6 +39,7 @@ struct trace_context {
     char describe[256];
     _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
     _Atomic uint64_t compile_op_ns;             // time a compile took an op, lately; 0: none yet
+    _Atomic(struct tj_ceiling *) ceiling;       // what the machine can do; NULL until a report asks for it
     struct tj_buffer_cache *buffers;            // released tensor memory and handles, reused (trace/tensor.c)
     uint32_t lists_process;                     // in which the lists were changed last. Under the lock
 };

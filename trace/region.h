@@ -40,8 +40,10 @@ struct tj_entry {
     tj_status failed;   // why it was dropped
     char site[96];      // "end", "item at gen.c:88"
     uint64_t site_key;
-    double ms;    // time to make it
-    char **files; // own copies of the places' file names
+    double ms;         // time to make it
+    uint64_t made_ns;  // when it was made
+    char *why, *where; // made because of a recompile: its reason and host line. Under the cache's lock
+    char **files;      // own copies of the places' file names
     uint32_t nfiles;
     uint32_t declared;     // declared inputs, for naming leaves
     bool trimmed;          // made from another plan of the same ops by storing less
@@ -67,9 +69,12 @@ struct tj_break_site { // one line of the break report
     _Atomic uint64_t count, ns;
     struct tj_break_site *next;
 };
-struct tj_reason { // one line of the recompile report
-    char *text;
+struct tj_reason {      // one line of the recompile report
+    char *text, *where; // owned
+    int input, dim;     // as in the event
+    int64_t from, to;
     double ms;
+    uint64_t at_ns;
 };
 struct tj_cache {
     tj_mutex lock;         // never held while compiling or running
@@ -217,6 +222,7 @@ struct trace_region {
     tj_status background_failed; // first failure not told yet, and its text. Under that lock
     char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
+    atomic_bool profiled;            // runs time their kernels (trace_region_profile)
     _Atomic uint32_t serial;         // of dumped plans
     struct tj_recording *recordings; // of replay mode, youngest first; under the cache's lock
     uint32_t nrecordings;
@@ -271,6 +277,11 @@ void tj_cache_free(struct tj_cache *c);
 tj_status tj_segment_plan(struct tj_box *box, const struct tj_segment *seg, const struct tj_site *site, bool trimmed,
                           struct tj_entry **out);
 void tj_entry_put(struct tj_entry *e);
+// Whether a run's steps are timed: by trace_region_profile.
+static inline bool tj_watched(const struct tj_box *b) {
+    return atomic_load_explicit(&b->run.region->profiled, memory_order_relaxed);
+}
+const struct tj_watch *tj_watch_start(struct tj_box *b, const struct tj_segment *seg, struct tj_watch *w); // timeline.c
 // Runs a segment with its plan: outs are tensors made by the caller. Data errors become TRACE_ERR_DEVICE.
 tj_status tj_segment_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
                          struct trace_tensor *const *outs);
@@ -360,6 +371,8 @@ tj_status tj_bind(struct tj_box *box, const trace_bind_options *o, trace_bound *
 tj_status tj_options_copy(void *dst, size_t size, const void *src, const char *what);
 // Compiler of the context, started at the first call; false: none, the interpreter runs everything (reported once).
 bool tj_context_backend(trace_context *ctx, struct trace_region *r);
+// "LLVM 22.1.8, avx2" once the compiler has started, or why there is none, or "" before the first miss.
+void tj_compiler_text(const trace_context *ctx, char *buf, size_t cap);
 void tj_stats_sum(struct trace_region *r, struct tj_counters *sum); // region's counters and its boxes'
 void tj_stats_add(struct tj_counters *to, struct tj_counters *from);
 // As the public functions, with the context's lock held.

@@ -1,8 +1,7 @@
 // trace/report.c: what a context has done, as text, JSON or for Prometheus.
 #include <stdio.h>
 
-#include "../lib/strbuf.h"
-#include "region.h"
+#include "explain.h"
 
 // ---- text -----------------------------------------------------------------------------------------------------------
 
@@ -41,6 +40,22 @@ static void describe_plan(const struct tj_entry *e, struct tj_strbuf *sb) {
         tj_sb_puts(sb, "run op by op in the interpreter");
 }
 
+// Values that have memory of their own, and why nothing computes them on the way.
+static void text_kept(struct tj_strbuf *sb, const struct tj_entry *e) {
+    struct tj_arena a = {0};
+    struct tj_plan_report r;
+    if (e->plan && e->ctx->backend->report && !e->ctx->backend->report(e->plan, &a, &r)) {
+        for (uint32_t i = 0; i < r.nkept; i++) {
+            char op[300], why[900];
+            tj_explain_kept(&e->trace, &r.kept[i], why, sizeof why);
+            tj_sb_printf(sb, "    in memory: %s, %llu bytes, %s\n",
+                         tj_op_text(&e->trace, r.kept[i].node, op, sizeof op), (unsigned long long)r.kept[i].bytes,
+                         why);
+        }
+    }
+    tj_arena_free(&a);
+}
+
 static void text_region(struct tj_strbuf *sb, struct trace_region *r) {
     trace_stats s = {.size = sizeof s};
     tj_region_stats_locked(r, &s);
@@ -74,6 +89,7 @@ static void text_region(struct tj_strbuf *sb, struct trace_region *r) {
         describe_plan(e, &plan);
         text_lines(sb, plan.s, "    ");
         tj_sb_free(&plan);
+        text_kept(sb, e);
     }
     tj_unlock(&c->lock);
 }
@@ -191,8 +207,7 @@ static void prometheus(struct tj_strbuf *sb, trace_context *ctx) {
 
 // ---- the call -------------------------------------------------------------------------------------------------------
 
-// "LLVM 22.1.8, avx2" once the compiler has started, or why there is none, or "" before the first miss.
-static void compiler_text(const trace_context *ctx, char *buf, size_t cap) {
+void tj_compiler_text(const trace_context *ctx, char *buf, size_t cap) {
     int state = atomic_load_explicit(&ctx->eager->backend, memory_order_acquire);
     buf[0] = '\0';
     if (state == TJ_BACKEND_READY && ctx->backend->compiler_name)
@@ -212,8 +227,7 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         buf[0] = '\0';
     if (f == TRACE_FORMAT_HTML)
         return tj_fail(TRACE_ERR_UNAVAILABLE,
-                       "trace_context_report: the HTML page comes with trace_explain, which this version hasn't; use "
-                       "TRACE_FORMAT_TEXT, JSON or PROMETHEUS");
+                       "trace_context_report: this version has no page yet; use TRACE_FORMAT_TEXT, JSON or PROMETHEUS");
     if ((int)f < TRACE_FORMAT_TEXT || f > TRACE_FORMAT_HTML)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_report: format %d is none", (int)f);
     trace_context *ctx = (trace_context *)(uintptr_t)context;
@@ -222,7 +236,7 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
     trace_stats s = {.size = sizeof s};
     tj_context_stats_locked(ctx, &s);
     char compiler[320];
-    compiler_text(ctx, compiler, sizeof compiler);
+    tj_compiler_text(ctx, compiler, sizeof compiler);
     if (f == TRACE_FORMAT_PROMETHEUS) {
         prometheus(&sb, ctx);
     } else if (f == TRACE_FORMAT_JSON) {
@@ -253,21 +267,5 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
             text_region(&sb, r);
     }
     tj_unlock(&ctx->lock);
-    if (sb.failed) {
-        tj_sb_free(&sb);
-        return tj_fail(TRACE_ERR_MEMORY, "trace_context_report: out of memory");
-    }
-    if (need)
-        *need = sb.n;
-    if (cap) {
-        size_t n = sb.n < cap ? sb.n : cap - 1;
-        if (n)
-            memcpy(buf, sb.s, n);
-        buf[n] = '\0';
-    }
-    size_t wanted = sb.n;
-    tj_sb_free(&sb);
-    if (wanted >= cap)
-        return tj_fail(TRACE_ERR_MEMORY, "trace_context_report: %zu bytes of room, %zu are needed", cap, wanted + 1);
-    return TRACE_OK;
+    return tj_report_out(&sb, "trace_context_report", buf, cap, need);
 }
