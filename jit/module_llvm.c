@@ -1,4 +1,5 @@
 // jit/module_llvm.c: the compiler module: LLVM set up once, batches of units compiled to sealed code.
+#include <fenv.h>
 #include <llvm-c/Analysis.h>
 #include <llvm-c/ErrorHandling.h>
 #include <llvm-c/Target.h>
@@ -94,6 +95,7 @@ struct job {
 static void *job_main(void *p) {
     struct job *j = p;
     (void)pthread_setname_np(pthread_self(), "tracejit-llvm");
+    (void)fesetenv(FE_DFL_ENV); // a thread starts with its creator's
     j->run(j->arg);
     return NULL;
 }

@@ -4,11 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *const topics[TJ_LOG_TOPICS] = {
@@ -25,18 +28,34 @@ static const char *const levels[] = {"portable", "avx2", "avx512"};
 
 // ---- lines ----------------------------------------------------------------------------------
 
-static void write_all(int fd, const char *s, size_t n) {
-    while (n) {
-        ssize_t w = write(fd, s, n);
-        if (w < 0 && errno == EINTR) {
-            continue;
-        }
-        if (w <= 0) {
-            return;
-        }
-        s += w;
-        n -= (size_t)w;
+// A pipe that nobody reads and a limit on file sizes raise signals, which would end a host for the sake of a log line:
+// they are blocked meanwhile, and taken off. False: errno tells why not all was written.
+static bool write_all(int fd, const char *s, size_t n) {
+    sigset_t block, old, pending;
+    (void)sigemptyset(&block);
+    (void)sigaddset(&block, SIGPIPE);
+    (void)sigaddset(&block, SIGXFSZ);
+    if (pthread_sigmask(SIG_BLOCK, &block, &old)) {
+        return false;
     }
+    bool had = sigpending(&pending) || sigismember(&pending, SIGPIPE) || sigismember(&pending, SIGXFSZ);
+    int err = 0;
+    while (n && !err) {
+        ssize_t w = write(fd, s, n);
+        if (w > 0) {
+            s += w;
+            n -= (size_t)w;
+        } else if (w == 0 || errno != EINTR) {
+            err = w == 0 ? EIO : errno;
+        }
+    }
+    if ((err == EPIPE || err == EFBIG) && !had) {
+        static const struct timespec now = {0, 0};
+        (void)sigtimedwait(&block, NULL, &now);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = err;
+    return !err;
 }
 
 static TJ_PRINTF(1, 0) void line(const char *fmt, va_list ap) {
@@ -61,7 +80,7 @@ static TJ_PRINTF(1, 0) void line(const char *fmt, va_list ap) {
     va_end(again);
     if (n >= 0) {
         text[HEAD + n] = '\n';
-        write_all(STDERR_FILENO, text, HEAD + (size_t)n + 1);
+        (void)write_all(STDERR_FILENO, text, HEAD + (size_t)n + 1);
     }
     if (text != small) {
         tj_free(text);
@@ -189,9 +208,7 @@ void tj_dump(const struct tj_env *e, const char *name, const char *text, size_t 
     if (fd < 0) {
         warn("dump %s: %s", path, strerror(errno));
     } else {
-        errno = 0;
-        write_all(fd, text, n);
-        int bad = errno;
+        int bad = write_all(fd, text, n) ? 0 : errno;
         if (close(fd) && !bad) {
             bad = errno;
         }

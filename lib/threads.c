@@ -5,6 +5,7 @@
 #include <fenv.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -172,6 +173,25 @@ void tj_fpenv_leave(const tj_fpenv *e) {
     if (fp_get() != e->saved) {
         fp_set(e->saved);
     }
+}
+
+// Volatile: the compiler knows nothing of the environment and would move the operation out of it.
+double tj_quotient(double a, double b) {
+    volatile double x = a, y = b, r;
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    r = x / y;
+    tj_fpenv_leave(&env);
+    return r;
+}
+
+double tj_inverse_root(double a) {
+    volatile double x = a, r;
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    r = 1 / sqrt(x);
+    tj_fpenv_leave(&env);
+    return r;
 }
 
 // ---- thread pool ----------------------------------------------------------------------------

@@ -56,4 +56,7 @@ typedef struct {
 } tj_fpenv;
 void tj_fpenv_enter(tj_fpenv *e);
 void tj_fpenv_leave(const tj_fpenv *e);
+// a / b and 1 / sqrt(a) as the default environment rounds them, whatever the caller's is.
+double tj_quotient(double a, double b);
+double tj_inverse_root(double a);
 #endif

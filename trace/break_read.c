@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "../lib/strbuf.h"
 #include "record.h"
 #include "region.h"
 
@@ -116,9 +115,8 @@ static tj_status read_tensor(trace_tensor *t, const struct tj_site *site, const 
     return TRACE_OK;
 }
 
-// Makes the content of t readable. On success the caller drops r->st.
-static tj_status read_begin(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc, shape_check check,
-                            void *arg, struct reading *r) {
+static tj_status make_readable(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc,
+                               shape_check check, void *arg, struct reading *r) {
     struct tj_run *run = tj_current;
     struct tj_site site = {loc, kind, true, NULL};
     memset(r, 0, sizeof *r);
@@ -154,6 +152,16 @@ static tj_status read_begin(trace_tensor *t, const char *call, const char *kind,
     struct tj_box *b = tj_box_of(run);
     site.first = b->flushes == 0;
     return read_value(b, n, &site, call, r);
+}
+
+// Makes the content of t readable. On success the caller drops r->st.
+static tj_status read_begin(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc, shape_check check,
+                            void *arg, struct reading *r) {
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    tj_status st = make_readable(t, call, kind, loc, check, arg, r);
+    tj_fpenv_leave(&env);
+    return st;
 }
 
 static tj_status check_bytes(void *arg, bool value, const char *call, struct tj_loc loc, tj_dtype d,
@@ -231,7 +239,7 @@ struct element {
     double f;
 };
 
-static struct element load(const unsigned char *p, tj_dtype d) {
+static struct element convert(const unsigned char *p, tj_dtype d) {
     struct element e = {true, 0, 0};
     union {
         uint32_t u;
@@ -249,6 +257,15 @@ static struct element load(const unsigned char *p, tj_dtype d) {
     case TRACE_F32: memcpy(&w.f, p, sizeof w.f), e.is_int = false, e.f = (double)w.f; break;
     case TRACE_F64: memcpy(&e.f, p, sizeof e.f), e.is_int = false; break;
     }
+    return e;
+}
+
+// A caller that takes denormals for zero gets them nevertheless.
+static struct element load(const unsigned char *p, tj_dtype d) {
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    struct element e = convert(p, d);
+    tj_fpenv_leave(&env);
     return e;
 }
 
@@ -298,17 +315,35 @@ tj_status trace_item_f64_at(trace_tensor *t, double *v, const char *file, int li
 
 #define PRINTED 256 // elements printed of a tensor
 
+// Written in pieces: printing needs no memory.
+struct line {
+    char text[1000];
+    size_t n;
+};
+static void line_flush(struct line *l) {
+    (void)fwrite(l->text, 1, l->n, stderr);
+    l->n = 0;
+}
+static void put(struct line *l, const char *s) {
+    for (; *s; s++) {
+        if (l->n == sizeof l->text)
+            line_flush(l);
+        l->text[l->n++] = *s;
+    }
+}
+
 static void print_reading(const struct reading *r, const char *name) {
-    struct tj_strbuf sb = {0};
+    struct line l = {.n = 0};
     int64_t at_dim[TJ_MAX_RANK] = {0};
-    char number[40];
-    tj_sb_printf(&sb, "%s = %s", name ? name : "tensor", tj_dtypes[r->dtype].name);
-    tj_sb_dims(&sb, r->dims, r->rank);
-    tj_sb_puts(&sb, " ");
-    if (!r->numel)
-        tj_sb_puts(&sb, "[]");
+    char number[TJ_DIMS_TEXT];
+    flockfile(stderr); // other threads' lines come before or after
+    put(&l, name ? name : "tensor");
+    put(&l, " = ");
+    put(&l, tj_dtypes[r->dtype].name);
+    put(&l, tj_dims_text(number, sizeof number, r->dims, r->rank));
+    put(&l, r->numel ? " " : " []");
     for (size_t d = 0; d < r->rank && r->numel; d++)
-        tj_sb_puts(&sb, "[");
+        put(&l, "[");
     for (int64_t k = 0; k < r->numel; k++) {
         int64_t off = 0;
         for (size_t d = 0; d < r->rank; d++)
@@ -322,9 +357,10 @@ static void print_reading(const struct reading *r, const char *name) {
             (void)snprintf(number, sizeof number, r->dtype == TRACE_F64 ? "%.17g" : "%.9g", e.f);
         for (char *p = number; *p; p++)
             *p = *p == ',' ? '.' : *p; // the host's locale may have another point
-        tj_sb_puts(&sb, number);
+        put(&l, number);
         if (k + 1 == PRINTED && r->numel > PRINTED) {
-            tj_sb_printf(&sb, ", ... %lld more", (long long)(r->numel - PRINTED));
+            (void)snprintf(number, sizeof number, ", ... %lld more", (long long)(r->numel - PRINTED));
+            put(&l, number);
             break;
         }
         size_t closed = 0;
@@ -335,17 +371,16 @@ static void print_reading(const struct reading *r, const char *name) {
             closed++;
         }
         for (size_t d = 0; d < closed; d++)
-            tj_sb_puts(&sb, "]");
+            put(&l, "]");
         if (k + 1 < r->numel) {
-            tj_sb_puts(&sb, ", ");
+            put(&l, ", ");
             for (size_t d = 0; d < closed; d++)
-                tj_sb_puts(&sb, "[");
+                put(&l, "[");
         }
     }
-    tj_sb_puts(&sb, "\n");
-    if (sb.s)
-        (void)fwrite(sb.s, 1, sb.n, stderr);
-    tj_sb_free(&sb);
+    put(&l, "\n");
+    line_flush(&l);
+    funlockfile(stderr);
 }
 
 void tj_print_tensor(const struct trace_tensor *t, const char *name) {

@@ -66,7 +66,7 @@ static tj_status run_plan(struct tj_box *b, tj_ref n, uint32_t nwrites, struct t
     return tj_break_finish(b, nouts, nwrites, &site, true, out);
 }
 
-trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target) {
+static trace_tensor *run_op(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target) {
     struct tj_box *b = tj_box_of(run);
     struct trace_tensor *out = NULL;
     uint32_t nwrites;
@@ -109,6 +109,14 @@ trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tenso
     }
     out->loc = out->loc.file ? out->loc : run->begin;
     close_run(b);
+    return out;
+}
+
+trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tensor *inplace_target) {
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    trace_tensor *out = run_op(run, result, inplace_target);
+    tj_fpenv_leave(&env);
     return out;
 }
 

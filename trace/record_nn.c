@@ -408,7 +408,7 @@ trace_tensor *trace_scaled_dot_product_attention_at(trace_tensor *tq, trace_tens
     in[3] = m != TJ_NIL ? m : tj_rec_scalar_i(&q, d, 0);
     in[4] = in[3] == TJ_NIL ? TJ_NIL
                             : tj_rec_scalar_f(&q, (tj_dtype)tj_dtypes[d].compute,
-                                              scale != 0 ? scale : 1 / sqrt((double)dims[0][r - 1]));
+                                              scale != 0 ? scale : tj_inverse_root((double)dims[0][r - 1]));
     dims[0][r - 1] = dims[2][r - 1];
     return tj_rec_end(&q, tj_rec_op(&q, TJ_OP_SDPA, d, dims[0], r, in, 5, &at, sizeof at, TJ_PART));
 }

@@ -390,7 +390,7 @@ trace_tensor *trace_cross_entropy_at(trace_tensor *x, trace_tensor *target, trac
         smooth = label_smoothing > 0 ? tj_rec_binary(&q, TJ_OP_DIV, smooth, count) : TJ_NIL;
     }
     if (label_smoothing > 0) {
-        tj_ref s = mul_f(&q, smooth, label_smoothing / (double)dims[c]);
+        tj_ref s = mul_f(&q, smooth, tj_quotient(label_smoothing, (double)dims[c]));
         nll = tj_rec_binary(&q, TJ_OP_ADD, s, mul_f(&q, nll, 1 - label_smoothing));
     }
     return tj_rec_end(&q, nll);

@@ -838,10 +838,13 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
     uint64_t begin = run->begin_ns, before = b->ran, now = tj_ticks();
     bool replay = b->replay != NULL;
     tj_status st = run->failed;
+    tj_fpenv env; // estimates and times are computed, too, and the caller's may trap
+    tj_fpenv_enter(&env);
     if (replay)
         st = tj_replay_end(b, out, n, loc);
     else if (TJ_LIKELY(!st))
         st = run->eager ? tj_finish_eager(b, out, n, loc) : tj_finish(b, out, n, loc);
+    tj_fpenv_leave(&env);
     if (TJ_UNLIKELY(st)) {
         clear_outs(out, n);
         return close_failed(b, st);
@@ -876,8 +879,11 @@ tj_status trace_end_bind_at(trace_region *r, const trace_bind_options *o, trace_
         return end_inner(b, NULL, 0, loc);
     uint64_t begin = run->begin_ns, now = tj_ticks();
     tj_status st = run->failed;
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
     if (!st)
         st = tj_bind(b, o, out, loc);
+    tj_fpenv_leave(&env);
     if (st)
         return close_failed(b, st);
     TJ_BUMP(&b->count, records, 1);

@@ -966,7 +966,10 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
         }
         uint32_t uses = run ? tj_run_uses(run, st, &written) : 0;
         if (uses && (written || !owned || pinned)) { // what is recorded has to run before the memory changes
+            tj_fpenv env;
+            tj_fpenv_enter(&env);
             s = tj_break_for_write(run, t, TJ_LOC(NULL, 0));
+            tj_fpenv_leave(&env);
             if (s != TRACE_OK) {
                 tj_storage_drop(st);
                 return s;
