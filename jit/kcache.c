@@ -11,6 +11,8 @@
 #include "../lib/hash.h"
 #include "../lib/threads.h"
 
+void (*tj_unit_hook)(struct tj_unit *units, size_t n);
+
 struct tj_batch {
     uint32_t live; // entries that still point into it
     struct tj_exec code;
@@ -158,6 +160,8 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     struct tj_compile_result res;
     memset(&res, 0, sizeof res);
     struct tj_batch *batch = tj_calloc(1, sizeof *batch);
+    if (TJ_UNLIKELY(tj_unit_hook != NULL))
+        tj_unit_hook(mine, n);
     tj_status s = batch ? c->compile(c->user, mine, n, &res) : TRACE_ERR_MEMORY;
     tj_lock(&c->lock);
     if (!s) {

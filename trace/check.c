@@ -278,11 +278,11 @@ static tj_status differs(struct tj_check *c, tj_ref first, const struct tj_blame
     const struct tj_trace *t = c->seg->trace;
     char node[300], shape[200], seen[300], text[TJ_ERROR_MAX];
     bool same = first == b->node;
-    (void)snprintf(
-        text, sizeof text, "%s is wrong%s: element %lld of its result %s is %s, the interpreter's is %s%s%s%s%s",
-        tj_op_text(t, b->node, node, sizeof node), b->alone ? "" : " where it is compiled with other ops",
-        (long long)b->diff.index, shape_text(t, b->node, shape, sizeof shape), b->diff.got, b->diff.want,
-        same ? "" : "; seen in ", same ? "" : tj_op_text(t, first, seen, sizeof seen), b->note[0] ? "; " : "", b->note);
+    static const char *const how[] = {" differs", " is wrong", " is wrong in the kernel it is fused into"};
+    (void)snprintf(text, sizeof text, "%s%s: element %lld of its result %s is %s, the interpreter's is %s%s%s%s%s",
+                   tj_op_text(t, b->node, node, sizeof node), how[b->how], (long long)b->diff.index,
+                   shape_text(t, b->node, shape, sizeof shape), b->diff.got, b->diff.want, same ? "" : "; seen in ",
+                   same ? "" : tj_op_text(t, first, seen, sizeof seen), b->note[0] ? "; " : "", b->note);
     return report(c, b->node, text);
 }
 

@@ -36,7 +36,11 @@ struct tj_difference {
 struct tj_blame {
     tj_ref node;
     struct tj_difference diff;
-    bool alone;     // it is wrong when computed by itself, from the plan's own operands
+    enum {
+        TJ_BLAME_DIFFERS, // no more is known: `note` says why
+        TJ_BLAME_OP,      // it is wrong given the plan's own operands
+        TJ_BLAME_FUSED,   // it is so only in some kernels
+    } how;
     char note[320]; // why no more is known, or ""
 };
 

@@ -446,6 +446,7 @@ static tj_status first_among(struct find *f, tj_ref last, struct tj_blame *b) {
         return st;
     }
     b->diff = diff;
+    b->how = TJ_BLAME_FUSED;
     for (hi = n - 1; lo < hi && !st;) {
         uint32_t mid = (lo + hi) / 2;
         st = ends_wrong(f, f->list[mid], &wrong, &diff);
@@ -540,7 +541,8 @@ bool tj_check_find(struct tj_check *c, tj_ref first, const struct tj_difference 
         st = each_op(&f, &blame, &b->diff);
     if (!st && blame != TJ_NIL) {
         b->node = blame;
-        b->alone = judged = true;
+        b->how = TJ_BLAME_OP;
+        judged = true;
     } else if (!st) {
         struct tj_difference diff;
         tj_ref other = other_result(&f, &diff);
