@@ -232,6 +232,8 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_report: format %d is none", (int)f);
     trace_context *ctx = (trace_context *)(uintptr_t)context;
     struct tj_strbuf sb = {0};
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
     tj_lock(&ctx->lock);
     trace_stats s = {.size = sizeof s};
     tj_context_stats_locked(ctx, &s);
@@ -267,5 +269,6 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
             text_region(&sb, r);
     }
     tj_unlock(&ctx->lock);
+    tj_fpenv_leave(&env);
     return tj_report_out(&sb, "trace_context_report", buf, cap, need);
 }
