@@ -353,6 +353,27 @@ TRACE_API size_t trace_region_workspace(const trace_region *r);
  * TRACE_ERR_STATE). Declared again, the later bounds count. An extent outside them is
  * TRACE_ERR_SHAPE at trace_begin. */
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
+/* Shape of a declared input of a region. */
+typedef struct trace_shape {
+    int input, rank;
+    int64_t dims[TRACE_MAX_RANK];
+} trace_shape;
+/* Makes the plan that a run over inputs of these shapes will ask for (queues it, when the region is `background`); runs
+ * nothing and touches no tensor. Inputs not named have the shape of the youngest recording, the last run that had to
+ * make a plan; captured tensors keep theirs. Shapes of results follow from the ops; an extent that the body gave to an
+ * op (reshape, expand, narrow, arange) and that equals a recorded extent of an input, or a product or ratio of them, is
+ * taken to follow it: so record with extents that differ from each other. A wrong guess costs the plan, never a value.
+ * Any thread. TRACE_ERR_STATE before the first recording; TRACE_ERR_ARGUMENT: unknown or repeated input;
+ * TRACE_ERR_SHAPE: other rank, negative extent, overflow, outside the bounds of trace_region_dynamic, or shapes that an
+ * op of the recording does not take (the text has op, line and both shapes). Nothing is made then. */
+TRACE_API enum trace_status trace_warmup(trace_region *r, const trace_shape *shapes, size_t n);
+/* Writes how often the region's runs had which shapes (the 256 most frequent combinations) to a text file, which is
+ * replaced as a whole or not at all. TRACE_ERR_ARGUMENT: the file can't be written; the text has the reason. */
+TRACE_API enum trace_status trace_profile_save(trace_region *r, const char *path);
+/* Adds the counts of such a file, of a region of the same name, to the region's, and makes the plans of the most
+ * frequent combinations (at most 8, at most half of max_graphs) as trace_warmup does: now, or at the end of the first
+ * recording. TRACE_ERR_ARGUMENT: the file can't be read or is no such file; the text has the line, nothing is added. */
+TRACE_API enum trace_status trace_profile_load(trace_region *r, const char *path);
 /* Waits until no plan of the region is being compiled in the background; TRACE_ERR_TIMEOUT, or the first compile error
  * since the last call (the interpreter runs that graph). timeout_ms < 0: no limit. */
 TRACE_API enum trace_status trace_wait_ready(trace_region *r, int timeout_ms);

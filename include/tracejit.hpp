@@ -314,6 +314,15 @@ class region {
         trace_region_stats(r_, &s);
         return s;
     }
+    // Makes the plan for these shapes of declared inputs ahead of a run: r.warmup({{0, 2, {8, 512}}}).
+    status warmup(std::initializer_list<trace_shape> shapes) const {
+        return trace_warmup(r_, shapes.begin(), shapes.size());
+    }
+    status warmup(const std::vector<trace_shape> &shapes) const {
+        return trace_warmup(r_, shapes.data(), shapes.size());
+    }
+    status save_profile(const char *path) const { return trace_profile_save(r_, path); }
+    status load_profile(const char *path) const { return trace_profile_load(r_, path); }
     // Runs from now on time their kernels, for explain.
     status profile(bool on) const { return trace_region_profile(r_, on); }
     std::string explain(trace_format f = TRACE_FORMAT_TEXT) const {

@@ -180,7 +180,7 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
     if (!s && !nwrites)
         s = tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end_bind", loc,
                        "the body writes nothing: results of a bound plan come by trace_copy_ and other in-place ops");
-    struct tj_site site = {loc, "end", true, NULL};
+    struct tj_site site = {loc, "end", true, NULL, false};
     if (!s)
         s = tj_break_plan(b, 0, nwrites, &site, &seg, &e);
     for (int i = 0; i < 3 && r->opt.background && (s == TRACE_ERR_BUSY || (!s && !e)); i++) { // a bind waits

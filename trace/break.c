@@ -92,8 +92,8 @@ static void bump_versions(struct tj_box *b, const tj_ref *writes, uint32_t n) {
     }
 }
 
-static void fill_segment(struct tj_box *b, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
-                         uint32_t nouts, const tj_ref *writes, uint32_t nwrites) {
+void tj_segment_fill(const struct tj_box *b, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
+                     uint32_t nouts, const tj_ref *writes, uint32_t nwrites) {
     const struct trace_region *r = b->run.region;
     *s = (struct tj_segment){.trace = t,
                              .outs = outs,
@@ -343,7 +343,7 @@ tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, cons
     struct tj_run *run = &b->run;
     *e = NULL;
     if (TJ_LIKELY(!run->broke && !b->rolled)) {
-        fill_segment(b, seg, &run->trace, b->outs, nouts, b->writes, nwrites);
+        tj_segment_fill(b, seg, &run->trace, b->outs, nouts, b->writes, nwrites);
     } else {
         tj_ref low = TJ_NIL, top = TJ_NIL;
         if (!tj_break_grow(b))
@@ -356,7 +356,7 @@ tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, cons
         unmark(b, low, top);
         if (!ok)
             return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for the last segment");
-        fill_segment(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
+        tj_segment_fill(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
     }
     return !seg->symbolic || tj_context_backend(run->ctx, run->region) ? tj_segment_plan(b, seg, site, false, e)
                                                                        : TRACE_OK;
@@ -604,7 +604,7 @@ static uint32_t instance(struct tj_box *b, struct tj_learned *l, struct tj_entry
     (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
     if (e)
         (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
-    *in = (struct tj_instance){l, e, b->nmusts, f->nmust};
+    *in = (struct tj_instance){l, e, b->nmusts, f->nmust, f->target};
     for (uint32_t k = 0; k < f->nmust; k++)
         b->musts[b->nmusts++] = b->map[b->outs[first + k]];
     return b->ninstances;
@@ -684,7 +684,7 @@ static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tenso
         !tj_grow((void **)&b->outt, &b->capoutt, f.nouts, sizeof *b->outt))
         goto memory;
     // The signature's outs ascend, so that the plan of the same set is the same.
-    fill_segment(b, &seg, &b->sub, b->subouts, f.nouts, b->subwrites, f.nwrites);
+    tj_segment_fill(b, &seg, &b->sub, b->subouts, f.nouts, b->subwrites, f.nwrites);
     st = tj_segment_plan(b, &seg, site, false, &e);
     if (st)
         goto out;
@@ -722,8 +722,8 @@ out:
 
 // ---- learning -------------------------------------------------------------------------------------------------------
 
-// Tensors as a plan's leaves describe them, for a compile without a run: its hints of strides.
-static bool shadow_leaves(struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves) {
+// For a compile without a run: its hints of strides.
+bool tj_shadow_leaves(const struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves) {
     static struct tj_storage none = {.flags = TJ_ST_PLACEHOLDER};
     *tensors = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **tensors);
     *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **leaves);
@@ -781,12 +781,12 @@ static void learn(struct tj_box *b, const struct tj_instance *in) {
             b->subouts[n++] = i;
     }
     struct tj_segment s;
-    fill_segment(b, &s, &t, b->subouts, n, l->writes, l->nwrites);
+    tj_segment_fill(b, &s, &t, b->subouts, n, l->writes, l->nwrites);
     if (!(n == in->entry->seg.nouts && !memcmp(b->subouts, in->entry->seg.outs, n * sizeof(tj_ref))) &&
-        shadow_leaves(&t, &tensors, &leaves)) {
+        tj_shadow_leaves(&t, &tensors, &leaves)) {
         t.leaves = leaves;
         struct tj_entry *e;
-        struct tj_site site = {{NULL, 0}, "end", false, in->entry};
+        struct tj_site site = {{NULL, 0}, "end", false, in->entry, false};
         (void)tj_segment_plan(b, &s, &site, true, &e); // when it fails the next run tries, and tells
     }
     tj_free(tensors);
@@ -899,7 +899,7 @@ tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct 
         return tj_fail(run->failed, "%s", run->error);
     if (run->eager || run->compile_only)
         return TRACE_OK;
-    struct tj_site site = {loc, "write", b->flushes == 0, NULL};
+    struct tj_site site = {loc, "write", b->flushes == 0, NULL, false};
     return tj_graph_break(b, TJ_NIL, t, &site, "trace_write");
 }
 

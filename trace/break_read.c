@@ -118,7 +118,7 @@ static tj_status read_tensor(trace_tensor *t, const struct tj_site *site, const 
 static tj_status make_readable(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc,
                                shape_check check, void *arg, struct reading *r) {
     struct tj_run *run = tj_current;
-    struct tj_site site = {loc, kind, true, NULL};
+    struct tj_site site = {loc, kind, true, NULL, false};
     memset(r, 0, sizeof *r);
     if (run && !run->host_call) {
         run->host_call = call;

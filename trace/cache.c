@@ -584,6 +584,7 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
     if (!similar || e->trimmed) {
         tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, -1, -1, 0, 0, e->ms, "%s (%s): %s",
                  r->hidden    ? "single op"
+                 : site->ahead ? "warm-up"
                  : e->trimmed ? "stores across the break only what was used"
                               : "first graph",
                  e->site, ops);

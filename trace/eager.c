@@ -57,7 +57,7 @@ static tj_status refuse_placeholder(struct tj_box *b) {
 // The error of a run of the plan names the op, but the text should be one as recorded ops have.
 static tj_status run_plan(struct tj_box *b, tj_ref n, uint32_t nwrites, struct trace_tensor **out) {
     uint32_t nouts = n != TJ_NIL;
-    struct tj_site site = {b->run.begin, "end", true, NULL};
+    struct tj_site site = {b->run.begin, "end", true, NULL, false};
     if (nouts) {
         if (!tj_grow((void **)&b->outs, &b->capouts, 1, sizeof *b->outs))
             return tj_fail(TRACE_ERR_MEMORY, "out of memory");

@@ -122,6 +122,8 @@ bool tj_broadcast(const int64_t *a, size_t ra, const int64_t *b, size_t rb, int6
 // Strides of the reshaped tensor when it can be a view.
 bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank, const int64_t *to, size_t torank,
                         int64_t *out);
+// Number of window positions along one dim; -1: the window doesn't fit or a number is out of range (trace/record_nn.c).
+int64_t tj_positions(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode);
 // A mask of dims from the host's list: all when it is empty, none twice.
 bool tj_rec_dims_mask(struct tj_rec *q, const int64_t *dims, size_t n, size_t rank, int64_t *mask);
 // "[2, 3]" into buf, for messages.

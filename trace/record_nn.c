@@ -166,9 +166,7 @@ static void pair(const int64_t *p, int64_t absent, int64_t *out) {
     out[1] = p ? p[1] : absent;
 }
 
-// Number of window positions along one dim; -1: the window doesn't fit or a number is out of range.
-static int64_t positions(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
-                         bool ceil_mode) {
+int64_t tj_positions(int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, bool ceil_mode) {
     int64_t room, reach;
     if (in < 0 || kernel < 1 || stride < 1 || padding < 0 || dilation < 1 ||
         __builtin_mul_overflow(padding, 2, &room) || __builtin_add_overflow(room, in, &room) ||
@@ -224,7 +222,7 @@ trace_tensor *trace_conv2d_at(trace_tensor *x, trace_tensor *weight, trace_tenso
     }
     int64_t to[4] = {dx[0], dw[0], 0, 0};
     for (size_t i = 0; i < 2; i++) {
-        to[2 + i] = positions(dx[2 + i], dw[2 + i], at.stride[i], at.padding[i], at.dilation[i], false);
+        to[2 + i] = tj_positions(dx[2 + i], dw[2 + i], at.stride[i], at.padding[i], at.dilation[i], false);
         if (to[2 + i] < 0) {
             FAIL(TRACE_ERR_SHAPE,
                  "input %s, weight %s, stride %lld, padding %lld, dilation %lld: the kernel does not fit "
@@ -271,7 +269,7 @@ static tj_ref pool(struct tj_rec *q, enum tj_op op, tj_ref a, struct tj_attr_poo
         int64_t *e = &dims[rank - 2 + i], in = *e;
         *e = at->padding[i] > at->kernel[i] / 2
                  ? -1
-                 : positions(in, at->kernel[i], at->stride[i], at->padding[i], at->dilation[i], at->ceil_mode);
+                 : tj_positions(in, at->kernel[i], at->stride[i], at->padding[i], at->dilation[i], at->ceil_mode);
         if (*e < 0) {
             return tj_rec_fail(q, TRACE_ERR_SHAPE,
                                "input %s, kernel %lld, stride %lld, padding %lld, dilation %lld do not "

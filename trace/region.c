@@ -2,7 +2,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "region.h"
+#include "profile.h"
+#include "warmup.h"
 
 _Thread_local struct tj_run *tj_current, *tj_executing;
 
@@ -107,6 +108,7 @@ static void box_free(struct tj_box *b) {
     tj_free(b->deferred);
     tj_free(b->pool);
     tj_replay_box_free(b);
+    tj_profile_box_free(b);
     tj_free(b);
 }
 
@@ -290,6 +292,8 @@ void tj_region_drop(struct trace_region *r) {
             box_free(b);
     }
     tj_replay_region_free(r);
+    tj_warm_free(r);
+    tj_profile_free(r);
     tj_cache_free(&r->cache);
     tj_free(r->bounds);
     bool hidden = r->hidden;
@@ -850,6 +854,8 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
         return close_failed(b, st);
     }
     count_run(b, replay, now - begin - before);
+    if (TJ_LIKELY(!run->eager && !run->compile_only))
+        tj_profile_run(b, replay ? tj_replay_trace(b->replay) : &run->trace);
     close_run(b);
     return TRACE_OK;
 }

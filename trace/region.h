@@ -3,12 +3,13 @@
 #define TJ_TRACE_REGION_H
 #include "context.h"
 
-#define TJ_SLOTS 64       // run objects a region keeps; threads beyond get one of their own for a run
-#define TJ_HINTS 16       // plans a run object remembers by hash
-#define TJ_PREDICT 8      // plans a run object remembers by the number of the segment in the run
-#define TJ_REPLAYS 4      // recordings a run object replays without looking them up
-#define TJ_REASONS 32     // recompiles a region keeps for reports
-#define TJ_CREDIT_MAX 255 // hits that count for a plan's survival
+#define TJ_SLOTS 64         // run objects a region keeps; threads beyond get one of their own for a run
+#define TJ_HINTS 16         // plans a run object remembers by hash
+#define TJ_PREDICT 8        // plans a run object remembers by the number of the segment in the run
+#define TJ_REPLAYS 4        // recordings a run object replays without looking them up
+#define TJ_REASONS 32       // recompiles a region keeps for reports
+#define TJ_CREDIT_MAX 255   // hits that count for a plan's survival
+#define TJ_PROFILE_ROWS 256 // combinations of input shapes that a region counts
 
 // ---- plan tables (cache.c) ----------------------------------------------------------------------------------------
 
@@ -18,6 +19,7 @@ struct tj_site {
     const char *kind;            // "end", "item", "read", "data", "print", "write"; literal
     bool first;                  // no segment of the run came before
     const struct tj_entry *like; // another plan of the same place, or NULL
+    bool ahead;                  // no run asks for it: trace_warmup
 };
 enum tj_entry_state { TJ_E_COMPILING, TJ_E_READY, TJ_E_DROPPED };
 // One signature and its plan. Keyed on the trace's keyed arrays, outs and writes; immutable once READY but for
@@ -126,6 +128,7 @@ struct tj_instance {           // one break of this run
     struct tj_learned *record; // holds a reference
     struct tj_entry *entry;    // plan that ran; holds a reference; NULL until then
     uint32_t must, nmust;      // nodes (of the record's trace) stored whether used or not: range of `musts`
+    tj_ref target;             // node of the run that was read at the first of equal ones, or TJ_NIL
 };
 enum tj_box_state { TJ_BOX_IDLE, TJ_BOX_ACTIVE, TJ_BOX_ORPHAN };
 // A run object: the run, and what region and break keep beside it. Reused by the region, so that a steady run allocates
@@ -143,12 +146,13 @@ struct tj_box {
     _Atomic int begin_line;
     // plans seen lately; each holds a reference
     struct tj_entry *hints[TJ_HINTS], *predict[TJ_PREDICT];
-    uint32_t segment;       // segments run so far
-    uint32_t flushes;       // of these, at breaks
-    uint32_t declared;      // declared inputs of the outermost begin
-    uint64_t ran;           // ticks plans of this run have run
-    bool missed;            // some segment had no plan
-    struct tj_entry *ended; // plan of the run's last segment; borrowed from the hints, NULL: none
+    uint32_t segment;               // segments run so far
+    uint32_t flushes;               // of these, at breaks
+    uint32_t declared;              // declared inputs of the outermost begin
+    uint64_t ran;                   // ticks plans of this run have run
+    bool missed;                    // some segment had no plan
+    struct tj_entry *ended;         // plan of the run's last segment; borrowed from the hints, NULL: none
+    struct tj_profile_box *profile; // shapes of its latest runs (profile.c); NULL: none yet
     // replay mode (replay.c)
     struct tj_replay *replays[TJ_REPLAYS]; // the last one used is the first
     struct tj_replay *replay;              // of the open run; NULL: it records
@@ -199,6 +203,15 @@ static inline struct tj_box *tj_box_of(struct tj_run *run) { return (struct tj_b
     atomic_store_explicit(&(c)->f, atomic_load_explicit(&(c)->f, memory_order_relaxed) + (uint64_t)(n),                \
                           memory_order_relaxed)
 
+// Shapes that the declared inputs had (profile.h).
+struct tj_profile {
+    tj_mutex lock; // of what follows, of the rows' counts and of the list of boxes
+    struct tj_profile_row *rows[TJ_PROFILE_ROWS];
+    uint32_t n;
+    uint64_t other; // runs of combinations that are kept no more
+    struct tj_profile_box *boxes;
+    uint32_t epoch; // one more when a fork left the table in the middle of a change
+};
 struct tj_bound_dim {
     uint32_t input, dim;
     int64_t min, max;
@@ -215,6 +228,9 @@ struct trace_region {
     _Atomic(struct tj_box *) slots[TJ_SLOTS];
     struct tj_box *extra; // runs beyond the slots
     struct tj_cache cache;
+    struct tj_profile profile;
+    struct tj_warm *warm;        // the youngest recording, for plans ahead of runs (warmup.c); under the profile's lock
+    atomic_bool warm_pending;    // a loaded profile waits for a recording
     struct tj_bound_dim *bounds; // of trace_region_dynamic
     uint32_t nbounds, capbounds;
     atomic_bool begun;           // a run has begun: bounds stay as they are
@@ -340,6 +356,12 @@ void tj_break_learn(struct tj_box *box);
 void tj_break_reset(struct tj_box *box);
 // Reports one-element bools that nothing uses.
 void tj_break_lint(struct tj_box *box, uint32_t nouts);
+// A segment with the region's options.
+void tj_segment_fill(const struct tj_box *box, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
+                     uint32_t nouts, const tj_ref *writes, uint32_t nwrites);
+// Tensors as the leaf keys of t describe them, for a compile without a run; false: out of memory. Both arrays are freed
+// with tj_free in any case.
+bool tj_shadow_leaves(const struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves);
 // A graph break: runs what is needed for value n (TJ_NIL: only the writes). about: what the host writes next, or NULL.
 tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor *about, const struct tj_site *site,
                          const char *call);
@@ -359,6 +381,8 @@ void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const 
 void tj_replay_note(struct tj_box *b); // after it: compares with the runs before
 void tj_replay_box_free(struct tj_box *b);
 void tj_replay_region_free(struct trace_region *r);
+// What the plan of an open replay was made from.
+const struct tj_trace *tj_replay_trace(const struct tj_replay *p);
 
 // ---- bound plans (bind.c) -----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 
 #include "record.h"
 #include "region.h"
+#include "warmup.h"
 
 // What becomes of out[i].
 #define OUT_HANDLE UINT32_MAX // its handle is made already; else an index into box->outs
@@ -145,7 +146,7 @@ tj_status tj_finish(struct tj_box *b, trace_tensor **out, size_t n, struct tj_lo
     if (!st && !tj_pending_writes(b, &nwrites))
         st = tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory");
     if (!st && (nouts || nwrites)) {
-        struct tj_site site = {loc, "end", b->flushes == 0, NULL};
+        struct tj_site site = {loc, "end", b->flushes == 0, NULL, false};
         st = tj_break_finish(b, nouts, nwrites, &site, !run->compile_only, b->outt);
     }
     if (TJ_UNLIKELY(st)) {
@@ -164,9 +165,13 @@ tj_status tj_finish(struct tj_box *b, trace_tensor **out, size_t n, struct tj_lo
         trace_release(b->outt[i]);
     if (TJ_UNLIKELY(b->note))
         tj_replay_note(b);
+    if (TJ_UNLIKELY(b->missed))
+        tj_warm_keep(b, nouts, nwrites);
     // Plans for the next runs. The outputs are right whatever comes of it.
     if (TJ_UNLIKELY(b->ninstances))
         tj_break_learn(b);
+    if (TJ_UNLIKELY(atomic_load_explicit(&run->region->warm_pending, memory_order_relaxed)))
+        tj_warm_pending(b);
     return TRACE_OK;
 }
 

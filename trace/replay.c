@@ -302,6 +302,8 @@ static struct tj_replay *replay_new(struct tj_box *b, struct tj_recording *rec) 
     return p;
 }
 
+const struct tj_trace *tj_replay_trace(const struct tj_replay *p) { return &p->trace; }
+
 // ---- begin ----------------------------------------------------------------------------------------------------------
 
 static void leave(struct tj_replay *p, uint32_t process) {
