@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs test programs one after another: run.sh LOG PROGRAM...
-# One line each; all the output of those that fail. Programs named test_* are libcheck's and count their checks, any
+# One line each, and what they note (lines "note: ..."); all the output of those that fail. Programs named test_* are libcheck's and count their checks, any
 # other is one test that passes with exit status 0. The last line is "N passed, N failed".
 set -uo pipefail
 log=$1
@@ -31,6 +31,7 @@ for p in "$@"; do
     passed=$((passed + ok)) failed=$((failed + bad))
     printf '%-4s %-32s %5d passed %3d failed %7d ms\n' "$([ $bad -eq 0 ] && echo ok || echo FAIL)" "$(basename "$p")" \
         $ok $bad $ms
+    sed -n 's/^note: /       /p' "$out"
     { printf '== %s (exit %d)\n' "$p" $rc && cat "$out"; } >>"$log"
     if [ $bad -ne 0 ]; then
         [ $rc -eq 124 ] && echo "timed out after ${TEST_TIMEOUT:-600} s"

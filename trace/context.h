@@ -145,6 +145,8 @@ tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct 
 // In trace/eager.c. trace_release of a real tensor while an eager scope is open: when the scope holds t for its end, it
 // gives up that reference, which is the one that the caller then drops.
 void tj_eager_forget(struct tj_run *run, struct trace_tensor *t);
+// Drops the run of an op that will never end; returns the run around it, or NULL.
+struct tj_run *tj_eager_abandon(struct tj_run *run);
 // In trace/context.c: drops a reference that the library itself took with tj_context_retain.
 void tj_context_release(trace_context *ctx);
 // In trace/tensor.c: frees released buffers and handles kept for reuse; ctx->buffers may be NULL.

@@ -25,6 +25,11 @@ static void close_run(struct tj_box *b) {
     tj_box_give(b);
 }
 
+struct tj_run *tj_eager_abandon(struct tj_run *run) {
+    close_run(tj_box_of(run));
+    return tj_current;
+}
+
 // The op has failed: the eager scope around it has, too.
 static trace_tensor *fail(struct tj_box *b) {
     struct tj_run *run = &b->run, *outer = b->outer;

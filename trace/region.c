@@ -764,8 +764,11 @@ static tj_status end_mismatch(struct trace_region *r, struct tj_loc loc) {
 void trace_abandon(trace_region *r) {
     struct tj_run *run = tj_current;
     if (r && !run && tj_executing) { // a callback of the host has thrown
-        run = tj_current = tj_executing;
+        run = tj_executing;
         tj_executing = NULL;
+        while (run && run->region->hidden) // through an op alone
+            run = tj_eager_abandon(run);
+        tj_current = run;
     }
     if (!r || !run)
         return;
