@@ -134,9 +134,11 @@ TEST_NAMES := $(patsubst tests/%.c,%,$(TEST_SRC))
 # x.c makes program x, x.cpp makes x_cpp.
 EMBED    := $(patsubst %.cpp,%_cpp,$(patsubst %.c,%,$(wildcard tests/embed/*.c tests/embed/*.cpp)))
 EXAMPLES := $(patsubst %.cpp,%_cpp,$(patsubst %.c,%,$(notdir $(wildcard docs/examples/*.c docs/examples/*.cpp))))
+# The programs that docs/*.md quote.
+DOCS     := $(patsubst %.c,%,$(wildcard tests/docs/*.c))
 BENCHES  := $(wildcard bench/*.c)
 PUBLIC   := $(wildcard include/*.h include/*.hpp)
-FORMAT_SRC := $(wildcard $(foreach d,include lib trace jit kernels tests tests/embed bench docs/examples,$(foreach e,c h hpp cpp,$(d)/*.$(e))))
+FORMAT_SRC := $(wildcard $(foreach d,include lib trace jit kernels tests tests/embed tests/docs bench docs/examples,$(foreach e,c h hpp cpp,$(d)/*.$(e))))
 HAS_MODULE := $(if $(filter no,$(LLVM)),,$(if $(SRC_LLVM),yes))
 CHECK_LIBS = $(shell pkg-config --libs check 2>/dev/null || echo -lcheck -lsubunit -lrt -lm -lpthread)
 
@@ -152,6 +154,7 @@ OBJ_LLVM_$(1) := $(SRC_LLVM:%.c=build/$(1)$(TAG)/%.o)
 LIB_$(1) := $$(D_$(1))/libtracejit.so $$(D_$(1))/libtracejit.a $(if $(HAS_MODULE),build/$(1)$(TAG)/libtracejit-llvm.so)
 TESTS_$(1) := $(TEST_NAMES:%=build/$(1)$(TAG)/%)
 EMBED_$(1) := $(EMBED:%=build/$(1)$(TAG)/%)
+DOCS_$(1) := $(DOCS:%=build/$(1)$(TAG)/%)
 EXAMPLES_$(1) := $(EXAMPLES:%=build/$(1)$(TAG)/examples/%)
 
 # A change of flags rebuilds; a change of this file alone doesn't. The one file that knows the place of installation has
@@ -223,6 +226,12 @@ $$(D_$(1))/tests/embed/%_cpp: tests/embed/%.cpp $$(D_$(1))/libtracejit.so $(PUBL
 	@mkdir -p $$(@D)
 	$$(Q)$(CXX) $(CXXFLAGS_ALL) $(SAN_$(1)) -Iinclude -o $$@ $$< -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/../..' $(LIBS)
 
+$$(D_$(1))/tests/docs/%: tests/docs/%.c tests/docs/pitfall.h $$(D_$(1))/libtracejit.so $(PUBLIC)
+	$$(call say,CCLD,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$(CC) -std=c11 $(O) -g -Wall -Wextra -Werror -pthread $(SAN_$(1)) -Iinclude -o $$@ $$< \
+	  -L$$(D_$(1)) -ltracejit '-Wl,-rpath,$$$$ORIGIN/../..' $(LIBS)
+
 $$(D_$(1))/examples/%: docs/examples/%.c $$(D_$(1))/libtracejit.so $(PUBLIC)
 	$$(call say,CCLD,$$@)
 	@mkdir -p $$(@D)
@@ -240,13 +249,13 @@ $(foreach v,$(VARIANTS),$(eval $(call VARIANT,$(v))))
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: FORCE all lib check-compile tests examples bench benches deps demo install clean test test-asan test-ubsan test-tsan \
-  test-install format format-check tidy header-check abi-check abi-update
+  test-docs docs-update test-install format format-check tidy header-check abi-check abi-update
 FORCE:
 
 all: lib tests examples bench
 lib: $(LIB_release)
 check-compile: $(OBJ_release) $(if $(filter no,$(LLVM)),,$(OBJ_LLVM_release))
-tests: $(TESTS_release) $(EMBED_release)
+tests: $(TESTS_release) $(EMBED_release) $(DOCS_release)
 examples: $(EXAMPLES_release)
 deps:
 	@bash .ci/deps $(if $(filter no,$(LLVM)),--no-llvm)
@@ -263,12 +272,19 @@ picked = $(if $(T),$(foreach n,$(T),$(filter %/test_$(n) %/$(n),$(1))),$(1))
 
 define TEST
 .PHONY: $(1)
-$(1): $(LIB_$(2)) $(TESTS_$(2)) $(EMBED_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2)))
-	@env $(TEST_ENV_$(2)) TRACEJIT_LLVM=$(if $(HAS_MODULE),$(CURDIR)/$(D_$(2))/libtracejit-llvm.so) \
-	  bash tests/run.sh $(D_$(2))/tests.log $$(call picked,$(TESTS_$(2)) $(EMBED_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2))))
+$(1): $(LIB_$(2)) $(TESTS_$(2)) $(EMBED_$(2)) $(DOCS_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2)))
+	@env $(TEST_ENV_$(2)) $(call docs_env,$(2)) TRACEJIT_LLVM=$(if $(HAS_MODULE),$(CURDIR)/$(D_$(2))/libtracejit-llvm.so) \
+	  bash tests/run.sh $(D_$(2))/tests.log $$(call picked,$(TESTS_$(2)) $(EMBED_$(2)) $(filter %/hello %/hello_cpp,$(EXAMPLES_$(2))) \
+	  $(if $(filter release,$(2)),tests/docs/docs))
 endef
 $(eval $(call TEST,test,release))
 $(foreach v,asan ubsan tsan,$(eval $(call TEST,test-$(v),$(v))))
+
+# What docs/breaks.md and docs/shapes.md quote is what their programs are and print; T=docs picks it in `make test`.
+docs_env = TJ_DOCS=$(CURDIR)/$(D_$(1))/tests/docs TJ_DOCS_COMPARE=$(if $(HAS_MODULE),yes,no)
+test-docs docs-update: $(LIB_release) $(DOCS_release)
+	@env $(call docs_env,release) TRACEJIT_LLVM=$(if $(HAS_MODULE),$(CURDIR)/$(D_release)/libtracejit-llvm.so) \
+	  tests/docs/docs $(if $(filter docs-update,$@),--update)
 
 # ---- benchmarks, demo
 

@@ -581,17 +581,22 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
                    e->info.kernels);
     if (!e->plan)
         (void)snprintf(ops, sizeof ops, "%u ops, interpreted", e->trace.nnodes - e->trace.nleaves - e->trace.nparams);
+    struct reason why = {.input = -1, .dim = -1};
+    if (similar && (!e->trimmed || site->ahead))
+        explain(similar, &e->seg, e->declared, &why);
+    if (site->ahead) {
+        tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms,
+                 "warm-up%s%s (%s): %s", why.text[0] ? ": " : "", why.text, e->site, ops);
+        return;
+    }
     if (!similar || e->trimmed) {
         tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, -1, -1, 0, 0, e->ms, "%s (%s): %s",
                  r->hidden    ? "single op"
-                 : site->ahead ? "warm-up"
                  : e->trimmed ? "stores across the break only what was used"
                               : "first graph",
                  e->site, ops);
         return;
     }
-    struct reason why;
-    explain(similar, &e->seg, e->declared, &why);
     (void)TJ_COUNT_UP(c, recompiles, 1);
     keep_reason(&r->cache, e, &why, site->loc);
     tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",

@@ -1,0 +1,24 @@
+/* tests/docs/item_fixed.c: the value stays a tensor. */
+#include "pitfall.h"
+
+/* --- */
+static trace_tensor *model(trace_tensor *x, trace_tensor *w) {
+    trace_tensor *h = trace_relu(trace_linear(x, w, TRACE_NONE));
+    trace_tensor *top = trace_add_f(trace_amax(h, TRACE_SCALAR, false), 1e-6);
+    return trace_softmax(trace_div(h, top), -1);
+}
+/* --- */
+
+int main(void) {
+    trace_region *r = open_region("model");
+    trace_tensor *x = filled(8, 16), *w = filled(32, 16), *y;
+    for (int i = 0; i < 3; i++) {
+        y = NULL;
+        if (trace_begin(r, TRACE_ARGS(x)))
+            y = model(x, w);
+        must(trace_end(r, &y, 1));
+        trace_release(y);
+    }
+    report(r, "model");
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* tests/docs/loss_fixed.c: one region around both: inner regions are inlined, the ops become one graph. */
+#include "pitfall.h"
+
+/* --- */
+static void step(trace_region *whole, trace_region *model, trace_region *loss, trace_tensor *x, trace_tensor *want,
+                 float *value) {
+    trace_tensor *l = NULL;
+    if (trace_begin(whole, TRACE_ARGS(x, want))) {
+        trace_tensor *y = NULL;
+        if (trace_begin(model, TRACE_ARGS(x)))
+            y = trace_tanh(trace_mul_f(x, 2));
+        must(trace_end(model, &y, 1)); /* y is still a recorded value */
+        if (trace_begin(loss, TRACE_ARGS(y, want)))
+            l = trace_mean(trace_square(trace_sub(y, want)), TRACE_SCALAR, false);
+        must(trace_end(loss, &l, 1));
+    }
+    must(trace_end(whole, &l, 1));
+    must(trace_read(l, value, sizeof *value));
+    trace_release(l);
+}
+/* --- */
+
+int main(void) {
+    trace_region *whole = open_region("step"), *model = open_region("model"), *loss = open_region("loss");
+    trace_tensor *x = filled(32, 64), *want = filled(32, 64);
+    float value = 0;
+    for (int i = 0; i < 10; i++)
+        step(whole, model, loss, x, want, &value);
+    fprintf(stderr, "loss %.4f\n", (double)value);
+    report(whole, "step");
+    return 0;
+}
