@@ -361,8 +361,9 @@ typedef struct trace_shape {
 /* Makes the plan that a run over inputs of these shapes will ask for (queues it, when the region is `background`); runs
  * nothing and touches no tensor. Inputs not named have the shape of the youngest recording, the last run that had to
  * make a plan; captured tensors keep theirs. Shapes of results follow from the ops; an extent that the body gave to an
- * op (reshape, expand, narrow, arange) and that equals a recorded extent of an input, or a product or ratio of them, is
- * taken to follow it: so record with extents that differ from each other. A wrong guess costs the plan, never a value.
+ * op (reshape, expand, narrow, arange) and that equals a recorded extent of an input or of a value recorded before, or
+ * a product or ratio of extents of inputs, is taken to follow it: so record with extents that differ from each other. A
+ * wrong guess costs the plan, never a value.
  * Any thread. TRACE_ERR_STATE before the first recording; TRACE_ERR_ARGUMENT: unknown or repeated input;
  * TRACE_ERR_SHAPE: other rank, negative extent, overflow, outside the bounds of trace_region_dynamic, or shapes that an
  * op of the recording does not take (the text has op, line and both shapes). Nothing is made then. */

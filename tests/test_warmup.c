@@ -45,7 +45,7 @@ static trace_tensor *random_tensor(const int64_t *dims, size_t rank, uint64_t se
     return t;
 }
 
-// ---- bodies: what is recorded, for shapes that are made from two extents ------------------------------------------
+// ---- bodies: what is recorded, for shapes that are made from two extents -------------------------------------------
 
 enum { MOST_IN = 4, MOST_OUT = 3 };
 struct body {
@@ -274,8 +274,143 @@ START_TEST(same_shapes) {
 }
 END_TEST
 
-// ---- regions with breaks
-// ------------------------------------------------------------------------------------------------
+// ---- random programs -----------------------------------------------------------------------------------------------
+
+// Ops picked by a seed, with arguments that follow the extents: the same program whatever the extents are, unless two
+// of them are equal by chance.
+enum { VALUES = 24 };
+
+static trace_tensor *random_op(uint64_t what, uint64_t more, trace_tensor *first, trace_tensor *x, trace_tensor **v,
+                               size_t n) {
+    int rank = trace_rank(x);
+    int64_t d = rank ? (int64_t)(more % (uint64_t)rank) : 0, size = rank ? trace_size(x, d) : 1;
+    int64_t dims[TRACE_MAX_RANK], to[TRACE_MAX_RANK + 2];
+    for (int i = 0; i < rank; i++)
+        dims[i] = trace_size(x, i);
+    memcpy(to, dims, (size_t)rank * sizeof *to);
+    if (!rank)
+        return trace_tanh(x);
+    switch (what) {
+    case 0: return trace_mul(x, trace_mean(x, TRACE_DIMS(d), true));
+    case 1: // with another value of this shape
+        for (size_t i = 0; i < n; i++) {
+            bool same = trace_rank(v[i]) == rank && v[i] != x;
+            for (int k = 0; same && k < rank; k++)
+                same = trace_size(v[i], k) == dims[k];
+            if (same)
+                return trace_add(v[i], x);
+        }
+        return trace_mul_f(x, 0.5);
+    case 2: return trace_sum(x, TRACE_DIMS(d), more & 256);
+    case 3: return trace_softmax(x, d);
+    case 4: return rank > 1 ? trace_transpose(x, d, (d + 1) % rank) : NULL;
+    case 5: // neighbours become one dim
+        if (d + 1 == rank)
+            return NULL;
+        to[d] *= dims[d + 1];
+        memmove(to + d + 1, dims + d + 2, (size_t)(rank - d - 2) * sizeof *to);
+        return trace_reshape(x, to, (size_t)rank - 1);
+    case 6: // a fixed extent is taken apart
+        if (size != 12 || rank > 4)
+            return NULL;
+        memcpy(to + d + 2, dims + d + 1, (size_t)(rank - d - 1) * sizeof *to);
+        to[d] = 3;
+        to[d + 1] = 4;
+        return trace_reshape(x, to, (size_t)rank + 1);
+    case 7: return rank < 4 ? trace_unsqueeze(x, d) : NULL;
+    case 8: return trace_cat(TRACE_ARGS(x, trace_neg(x)), d);
+    case 9: return size > 1 ? trace_narrow(x, d, 1, size - 1) : NULL;
+    case 10: return size > 1 ? trace_narrow(x, d, 0, size - 1) : NULL;
+    case 11: return trace_select(x, d, more & 256 ? -1 : 0);
+    case 12: return trace_add(x, trace_to(trace_arange(ctx, 0, dims[rank - 1], 1, TRACE_I64), TRACE_F32));
+    case 13: // spread over a leading dim with the extent of a declared input
+        to[0] = trace_size(first, 0);
+        memcpy(to + 1, dims, (size_t)rank * sizeof *to);
+        return rank < 4 ? trace_expand(x, to, (size_t)rank + 1) : NULL;
+    case 14: return rank > 1 ? trace_matmul(x, trace_transpose(x, -1, -2)) : NULL;
+    case 15: return trace_pad(x, TRACE_DIMS(1, 2), TRACE_PAD_CONSTANT, 0);
+    case 16: return trace_flip(x, TRACE_DIMS(d));
+    case 17: return rank == 2 ? trace_diagonal(x, 0, 0, 1) : NULL;
+    case 18: return size > 1 && rank < 5 ? trace_unfold(x, d, 2, 1) : NULL;
+    case 19: return trace_maximum(x, trace_zeros(ctx, dims, (size_t)rank, TRACE_F32));
+    default: { // written in place
+        trace_tensor *y = trace_clone(x);
+        if (size > 1)
+            (void)trace_copy_(trace_narrow(y, d, 1, 1), trace_narrow(x, d, 0, 1));
+        return y;
+    }
+    }
+}
+
+static size_t random_program(uint64_t seed, trace_tensor **in, trace_tensor **v) {
+    size_t n = 0;
+    v[n++] = in[0];
+    v[n++] = in[1];
+    while (n < VALUES) {
+        trace_tensor *x = v[n - 1 - tj_test_random(&seed) % (n < 6 ? n : 6)], *y = NULL;
+        uint64_t what = tj_test_random(&seed) % 21, more = tj_test_random(&seed);
+        y = trace_rank(x) > 4 ? trace_sum(x, TRACE_DIMS(0), false) : random_op(what, more, in[0], x, v, n);
+        v[n++] = y ? y : trace_relu(x);
+    }
+    return n;
+}
+
+// Records without running or compiling; the trace is the region's.
+static const struct tj_trace *record_random(uint64_t seed, int64_t a, int64_t b, trace_region **r) {
+    trace_tensor *v[VALUES], *in[2];
+    TJ_ASSERT_OK(trace_region_create(ctx, "random", NULL, r));
+    in[0] = trace_placeholder(ctx, TRACE_F32, TRACE_DIMS(a, b, 12));
+    in[1] = trace_placeholder(ctx, TRACE_F32, TRACE_DIMS(b, 12));
+    size_t n = 2;
+    if (trace_begin(*r, in, 2))
+        n = random_program(seed, in, v);
+    TJ_ASSERT_OK(trace_end(*r, v + 2, n - 2));
+    for (size_t i = 2; i < n; i++)
+        trace_release(v[i]);
+    trace_release(in[0]);
+    trace_release(in[1]);
+    ck_assert_uint_eq((*r)->cache.n, 1);
+    return &(*r)->cache.ring[0]->trace;
+}
+
+// What is inferred for other extents is what is recorded with them, byte for byte.
+START_TEST(random_programs) {
+    ck_assert_int_eq(setenv("TRACEJIT_NO", "jit", 1), 0);
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = no_event), &ctx));
+    static const int64_t to[][2] = {{8, 21}, {17, 29}, {22, 26}, {31, 37}};
+    size_t same = 0, all = 0;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        trace_region *r, *other;
+        const struct tj_trace *t = record_random(seed, 7, 19, &r);
+        for (size_t k = 0; k < TJ_COUNT(to); k++) {
+            int64_t a = to[k][0], b = to[k][1], dims[2][TJ_MAX_RANK] = {{a, b, 12}, {b, 12}};
+            const struct tj_extent map[] = {{7, a}, {19, b}, {12, 12}, {19, b}, {12, 12}};
+            const struct tj_trace *want = record_random(seed, a, b, &other);
+            struct tj_trace again;
+            char err[300];
+            tj_ref *at = malloc(t->nnodes * sizeof *at);
+            tj_trace_init(&again);
+            tj_status st = tj_trace_again(t, dims[0], map, TJ_COUNT(map), &again, at);
+            ck_assert_msg(st || tj_trace_verify(&again, err, sizeof err), "seed %d: %s", (int)seed, err);
+            bool alike = !st && tj_trace_equal(&again, want);
+            all++;
+            same += alike;
+            if (!alike && getenv("TJ_TEST_VERBOSE"))
+                fprintf(stderr, "seed %d, %d, %d: %s\n", (int)seed, (int)a, (int)b, st ? tj_last_error() : "differs");
+            tj_trace_free(&again);
+            free(at);
+            trace_region_release(other);
+        }
+        trace_region_release(r);
+    }
+    // Where an extent comes to be one that the program looks at (1, 12), or equals another by chance, it isn't.
+    ck_assert_msg(same * 100 >= all * 99, "%zu of %zu are what is recorded", same, all);
+    trace_context_release(ctx);
+    ck_assert_int_eq(unsetenv("TRACEJIT_NO"), 0);
+}
+END_TEST
+
+// ---- regions with breaks -------------------------------------------------------------------------------------------
 
 static double breaking(trace_region *r, int64_t rows, int64_t cols, trace_tensor *w, trace_tensor **y) {
     trace_tensor *x = random_tensor((const int64_t[]){rows, cols}, 2, (uint64_t)(rows * 1000 + cols));
@@ -357,8 +492,7 @@ START_TEST(loops_follow) {
 }
 END_TEST
 
-// ---- bad input
-// ------------------------------------------------------------------------------------------------------------
+// ---- bad input -----------------------------------------------------------------------------------------------------
 
 static void fails(const trace_shape *s, size_t n, tj_status want, const char *words) {
     trace_stats s0 = stats();
@@ -487,8 +621,7 @@ START_TEST(in_background) {
 }
 END_TEST
 
-// ---- counting shapes
-// ---------------------------------------------------------------------------------------------------------
+// ---- counting shapes -----------------------------------------------------------------------------------------------
 
 static void run_shape(trace_region *r, int64_t a, int64_t b) {
     trace_tensor *x = random_tensor((const int64_t[]){a, b}, 2, 1), *y = NULL;
@@ -643,8 +776,7 @@ START_TEST(threads) {
 }
 END_TEST
 
-// ---- files
-// --------------------------------------------------------------------------------------------------------------------
+// ---- files ---------------------------------------------------------------------------------------------------------
 
 static char dir[] = "/tmp/tj-profile-XXXXXX", path[64];
 
@@ -825,8 +957,7 @@ START_TEST(bad_files) {
 }
 END_TEST
 
-// ---- refused allocations
-// --------------------------------------------------------------------------------------------------------
+// ---- refused allocations -------------------------------------------------------------------------------------------
 
 // Each allocation of a run that counts, a warm-up, a save and a load is refused once: a status, and the next run right.
 // The compiler's own are refused in test_faults.c.
@@ -867,6 +998,6 @@ START_TEST(refused_allocations) {
 }
 END_TEST
 
-TJ_TEST_MAIN("warmup", shapes_follow, same_shapes, breaks_follow, loops_follow, bad_shapes, far_misfit,
+TJ_TEST_MAIN("warmup", shapes_follow, same_shapes, random_programs, breaks_follow, loops_follow, bad_shapes, far_misfit,
              after_placeholders, in_background, histogram, histogram_is_bounded, replays_count, threads, save_and_load,
              names_in_files, bad_files, refused_allocations)

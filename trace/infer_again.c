@@ -8,9 +8,10 @@
 #include "record.h"
 #include "warmup.h"
 
-#define OPTIONS 16   // shapes tried for one node
-#define CANDIDATES 8 // values tried for one extent
-#define TRIES 512    // guesses changed in all
+#define OPTIONS 16     // shapes tried for one node
+#define CANDIDATES 8   // values tried for one extent
+#define TRIES 512      // guesses changed in all
+#define LOOK_BACK 1024 // nodes before an op whose extents the host may have asked for
 
 struct guess {
     tj_ref node;
@@ -40,8 +41,7 @@ static bool is_scalar(const struct again *a, tj_ref n) { return a->t->nodes[n].o
 
 static bool unchanged(const struct side *s) { return tj_same(s->was, s->now, s->rank * sizeof *s->was); }
 
-// ---- what an extent given by the host may become
-// -----------------------------------------------------------------------
+// ---- what an extent given by the host may become -------------------------------------------------------------------
 
 struct values {
     int64_t v[CANDIDATES];
@@ -57,10 +57,22 @@ static void offer(struct values *c, int64_t v) {
         c->v[c->n++] = v;
 }
 
+// What an extent of an input has become.
 static void offer_equal(const struct again *a, struct values *c, int64_t was) {
     for (size_t i = 0; i < a->nmap; i++) {
         if (a->map[i].from == was && a->map[i].to != was)
             offer(c, a->map[i].to);
+    }
+}
+
+// What an extent of a value recorded before node n has become.
+static void offer_seen(const struct again *a, struct values *c, int64_t was, tj_ref n) {
+    for (uint32_t back = 1; back <= n && back <= LOOK_BACK; back++) {
+        struct side s = side(a, n - back);
+        for (size_t d = 0; d < s.rank; d++) {
+            if (s.was[d] == was && s.now[d] != was)
+                offer(c, s.now[d]);
+        }
     }
 }
 
@@ -97,16 +109,16 @@ static void offer_derived(const struct again *a, struct values *c, int64_t was) 
     }
 }
 
-static struct values values(const struct again *a, int64_t was) {
+static struct values values(const struct again *a, int64_t was, tj_ref n) {
     struct values c = {.n = 0};
     offer_equal(a, &c, was);
+    offer_seen(a, &c, was, n);
     offer(&c, was);
     offer_derived(a, &c, was);
     return c;
 }
 
-// ---- nodes with extents given by the host: the shapes to try
-// -----------------------------------------------------------
+// ---- nodes with extents given by the host: the shapes to try -------------------------------------------------------
 
 typedef int64_t shape_options[OPTIONS][TJ_MAX_RANK];
 
@@ -124,7 +136,7 @@ static uint32_t spread(int64_t (*opt)[TJ_MAX_RANK], uint32_t n, size_t dim, cons
     return k;
 }
 
-static uint32_t expand_options(const struct again *a, const struct side *o, const struct side *x,
+static uint32_t expand_options(const struct again *a, tj_ref i, const struct side *o, const struct side *x,
                                int64_t (*opt)[TJ_MAX_RANK]) {
     uint32_t n = 1;
     for (size_t d = 0; d < o->rank; d++) {
@@ -134,19 +146,19 @@ static uint32_t expand_options(const struct again *a, const struct side *o, cons
         if (d >= shift && (x->was[d - shift] != 1 || now != 1 || o->was[d] == 1)) {
             offer(&c, now);
             if (now == 1 && x->was[d - shift] != 1) { // an extent that has become 1 may grow to what it was meant to be
-                struct values more = values(a, o->was[d]);
-                for (uint32_t i = 0; i < more.n; i++)
-                    offer(&c, more.v[i]);
+                struct values more = values(a, o->was[d], i);
+                for (uint32_t k = 0; k < more.n; k++)
+                    offer(&c, more.v[k]);
             }
         } else {
-            c = values(a, o->was[d]);
+            c = values(a, o->was[d], i);
         }
         n = spread(opt, n, d, &c);
     }
     return n;
 }
 
-static uint32_t slice_options(const struct again *a, const struct tj_node *node, const struct side *o,
+static uint32_t slice_options(const struct again *a, tj_ref i, const struct tj_node *node, const struct side *o,
                               const struct side *x, int64_t (*opt)[TJ_MAX_RANK]) {
     const struct tj_trace *t = a->t;
     const struct tj_attr_slice *at = tj_node_attr(t, node);
@@ -163,28 +175,29 @@ static uint32_t slice_options(const struct again *a, const struct tj_node *node,
         offer(&c, (now - start - 1) / at->step + 1); // up to the end
     if (now != was && at->step == 1 && start == 0 && length == was - 1)
         offer(&c, now - 1);
+    offer_seen(a, &c, length, i);
     offer(&c, length);
     if (now != was && ends && start < now)
         offer(&c, (now - start - 1) / at->step + 1);
     if (now != was && at->step == 1)
         offer(&c, now - (was - length));
     offer_derived(a, &c, length);
-    for (uint32_t i = 0; i < c.n; i++) { // only those that some start leaves room for
-        if (c.v[i] == 0 || (c.v[i] - 1 <= (INT64_MAX - 1) / at->step && (c.v[i] - 1) * at->step < now))
-            offer(&fit, c.v[i]);
+    for (uint32_t k = 0; k < c.n; k++) { // only those that some start leaves room for
+        if (c.v[k] == 0 || (c.v[k] - 1 <= (INT64_MAX - 1) / at->step && (c.v[k] - 1) * at->step < now))
+            offer(&fit, c.v[k]);
     }
     memcpy(opt[0], x->now, x->rank * sizeof **opt);
     return fit.n ? spread(opt, 1, (size_t)at->dim, &fit) : 0;
 }
 
 // Values of dims j0 to j1 whose product is `want`: first the likely values, then one dim takes up what is left.
-static uint32_t split_group(const struct again *a, const int64_t *was, size_t j0, size_t j1, int64_t want,
+static uint32_t split_group(const struct again *a, tj_ref i, const int64_t *was, size_t j0, size_t j1, int64_t want,
                             int64_t (*got)[TJ_MAX_RANK]) {
     struct values c[TJ_MAX_RANK];
     uint32_t pick[TJ_MAX_RANK] = {0}, n = 0;
     size_t w = j1 - j0;
     for (size_t j = 0; j < w; j++)
-        c[j] = values(a, was[j0 + j]);
+        c[j] = values(a, was[j0 + j], i);
     for (uint32_t turn = 0; turn < 4096 && n < OPTIONS / 2; turn++) {
         int64_t p = 1;
         for (size_t j = 0; j < w; j++) {
@@ -215,15 +228,15 @@ static uint32_t split_group(const struct again *a, const int64_t *was, size_t j0
         for (size_t k = 0; k < w; k++)
             got[n][k] = k == j ? want / rest : was[j0 + k];
         bool other = true;
-        for (uint32_t i = 0; i < n && other; i++)
-            other = memcmp(got[i], got[n], w * sizeof **got) != 0;
+        for (uint32_t k = 0; k < n && other; k++)
+            other = memcmp(got[k], got[n], w * sizeof **got) != 0;
         n += other;
     }
     return n;
 }
 
 // Dims of operand and result are taken in groups of equal numbers of elements, as views take them.
-static uint32_t reshape_options(const struct again *a, const struct side *o, const struct side *x,
+static uint32_t reshape_options(const struct again *a, tj_ref node, const struct side *o, const struct side *x,
                                 int64_t (*opt)[TJ_MAX_RANK]) {
     uint32_t n = 1;
     bool empty = false;
@@ -273,7 +286,7 @@ static uint32_t reshape_options(const struct again *a, const struct side *o, con
         else if (j == j0 + 1)
             got[0][0] = want;
         else
-            m = split_group(a, o->was, j0, j, want, got);
+            m = split_group(a, node, o->was, j0, j, want, got);
         for (uint32_t u = 0; u < n; u++) {
             for (uint32_t v = 0; v < m && k < OPTIONS; v++, k++) {
                 memcpy(next[k], opt[u], sizeof next[k]);
@@ -286,8 +299,7 @@ static uint32_t reshape_options(const struct again *a, const struct side *o, con
     return n;
 }
 
-// ---- results that follow from their operands
-// ----------------------------------------------------------------------------
+// ---- results that follow from their operands -----------------------------------------------------------------------
 
 // NULL: `to` is the shape. Else why the operands don't fit.
 static const char *pointwise(const struct again *a, const struct tj_node *node, size_t rank, int64_t *to) {
@@ -509,8 +521,7 @@ static const char *pool(const struct again *a, const struct tj_node *node, size_
     return NULL;
 }
 
-// ---- the walk
-// -----------------------------------------------------------------------------------------------------------
+// ---- the walk ------------------------------------------------------------------------------------------------------
 
 static bool guess(struct again *a, tj_ref i, uint32_t n, uint32_t *pick) {
     if (a->nguesses && a->guesses[a->nguesses - 1].node == i) {
@@ -541,13 +552,13 @@ static const char *infer(struct again *a, tj_ref i) {
     } else if (node->op == TJ_OP_ARANGE || node->op == TJ_OP_RESHAPE || node->op == TJ_OP_EXPAND ||
                node->op == TJ_OP_SLICE) {
         if (node->op == TJ_OP_ARANGE) {
-            struct values c = values(a, o.was[0]);
+            struct values c = values(a, o.was[0], i);
             n = spread(opt, 1, 0, &c);
         } else {
             struct side x = side(a, node->in[0]);
-            n = node->op == TJ_OP_RESHAPE  ? reshape_options(a, &o, &x, opt)
-                : node->op == TJ_OP_EXPAND ? expand_options(a, &o, &x, opt)
-                                           : slice_options(a, node, &o, &x, opt);
+            n = node->op == TJ_OP_RESHAPE  ? reshape_options(a, i, &o, &x, opt)
+                : node->op == TJ_OP_EXPAND ? expand_options(a, i, &o, &x, opt)
+                                           : slice_options(a, i, node, &o, &x, opt);
         }
         if (!n)
             return node->op == TJ_OP_SLICE ? "no length fits the dim" : "no shape fits the number of elements";
@@ -639,8 +650,7 @@ static tj_status walk(struct again *a) {
     return TRACE_OK;
 }
 
-// ---- the trace of the new shapes
-// ------------------------------------------------------------------------------------------
+// ---- the trace of the new shapes -----------------------------------------------------------------------------------
 
 // Layout classes that the recorder would find for these extents.
 static tj_layout layout_of(tj_layout l, const int64_t *dims, size_t rank) {

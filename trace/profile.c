@@ -32,7 +32,7 @@ struct tj_profile_box {
     struct seen seen[SEEN];
 };
 
-// ---- keys -----------------------------------------------------------------------------------------------------------
+// ---- keys ----------------------------------------------------------------------------------------------------------
 
 #define KEY_WORDS (TJ_PROFILE_INPUTS * (1 + TJ_MAX_RANK))
 
@@ -98,7 +98,7 @@ static struct tj_profile_row *row_of(const struct tj_trace *t, uint64_t hash) {
     return row;
 }
 
-// ---- the table; its lock is held ------------------------------------------------------------------------------------
+// ---- the table; its lock is held -----------------------------------------------------------------------------------
 
 static uint64_t sum(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
 
@@ -173,7 +173,7 @@ static struct tj_profile_row *find(const struct tj_profile *p, const struct tj_t
     return NULL;
 }
 
-// ---- counting -------------------------------------------------------------------------------------------------------
+// ---- counting ------------------------------------------------------------------------------------------------------
 
 static void count_up(struct seen *s) {
     atomic_store_explicit(&s->count, atomic_load_explicit(&s->count, memory_order_relaxed) + 1, memory_order_relaxed);
@@ -269,7 +269,7 @@ void tj_profile_free(struct trace_region *r) {
     r->profile.n = 0;
 }
 
-// ---- reading --------------------------------------------------------------------------------------------------------
+// ---- reading -------------------------------------------------------------------------------------------------------
 
 static int by_count(const void *a, const void *b) {
     const struct tj_profile_combination *x = a, *y = b;
@@ -367,7 +367,7 @@ int64_t tj_profile_values(const struct tj_profile_view *v, uint32_t input, uint3
     return k;
 }
 
-// ---- counts from a file ---------------------------------------------------------------------------------------------
+// ---- counts from a file --------------------------------------------------------------------------------------------
 
 bool tj_profile_add(struct trace_region *r, const struct tj_profile_combination *rows, uint32_t n, uint64_t other) {
     struct tj_profile *p = &r->profile;

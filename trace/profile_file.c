@@ -18,7 +18,7 @@
 #define LIMIT ((size_t)4 << 20) // bytes of a file
 #define HEAD "tracejit-profile 1"
 
-// ---- writing --------------------------------------------------------------------------------------------------------
+// ---- writing -------------------------------------------------------------------------------------------------------
 
 static void put_name(struct tj_strbuf *sb, const char *name) {
     tj_sb_puts(sb, "region \"");
@@ -63,7 +63,7 @@ enum trace_status trace_profile_save(trace_region *r, const char *path) {
     return st;
 }
 
-// ---- reading --------------------------------------------------------------------------------------------------------
+// ---- reading -------------------------------------------------------------------------------------------------------
 
 struct reader {
     const char *p, *end;

@@ -40,8 +40,7 @@ struct tj_warm {
 };
 #define NO_SHAPE UINT8_MAX
 
-// ---- keeping a recording
-// ------------------------------------------------------------------------------------------------
+// ---- keeping a recording -------------------------------------------------------------------------------------------
 
 static void warm_put(struct tj_warm *w) {
     if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) != 1)
@@ -264,8 +263,7 @@ void tj_warm_keep(struct tj_box *b, uint32_t nouts, uint32_t nwrites) {
     warm_put(w);
 }
 
-// ---- other shapes
-// ---------------------------------------------------------------------------------------------------------
+// ---- other shapes --------------------------------------------------------------------------------------------------
 
 // A segment for the new shapes.
 struct ahead {
@@ -434,8 +432,7 @@ static tj_status warm(struct tj_box *b, const struct tj_warm *w, const int64_t *
     return st;
 }
 
-// ---- shapes that the host names
-// -------------------------------------------------------------------------------------------
+// ---- shapes that the host names ------------------------------------------------------------------------------------
 
 static tj_status check_shape(const struct trace_region *r, const struct tj_warm *w, const trace_shape *s,
                              int64_t *inputs, bool *named) {
@@ -537,8 +534,7 @@ enum trace_status trace_warmup(trace_region *r, const trace_shape *shapes, size_
     return st;
 }
 
-// ---- the typical shapes of a profile
-// ----------------------------------------------------------------------------------------
+// ---- the typical shapes of a profile -------------------------------------------------------------------------------
 
 // The shapes of a combination as those of the recording's inputs; false: it's of other ranks or dtypes.
 static bool row_shapes(const struct trace_region *r, const struct tj_warm *w, const struct tj_profile_combination *row,

@@ -11,9 +11,10 @@ struct tj_extent {
 };
 // The trace t with other extents of its leaves: dims has TJ_MAX_RANK of them a leaf (ranks stay). Extents of results
 // follow from the ops; those that were arguments of an op (reshape, expand, lengths of slices, counts) are found among
-// map: an extent equal to one there, or to a product or ratio of them, becomes the new one; of several ways the first
-// that fits all ops later on. out: freshly initialised; its leaves have no tensors. at: node of t -> node of out, room
-// for t's nodes. TRACE_ERR_SHAPE when nothing fits: the error names op, place and shapes.
+// map and the values recorded before: an extent equal to one there, or to a product or ratio of those in map, becomes
+// the new one; of several ways the first that fits all ops later on. out: freshly initialised; its leaves have no
+// tensors. at: node of t -> node of out, room for t's nodes. TRACE_ERR_SHAPE when nothing fits: the error names op,
+// place and shapes.
 tj_status tj_trace_again(const struct tj_trace *t, const int64_t *dims, const struct tj_extent *map, size_t nmap,
                          struct tj_trace *out, tj_ref *at);
 
