@@ -248,7 +248,7 @@ $(foreach v,$(VARIANTS),$(eval $(call VARIANT,$(v))))
 
 # ---- targets -----------------------------------------------------------------------------------
 
-.PHONY: FORCE all lib check-compile tests examples bench benches deps demo install clean test test-asan test-ubsan test-tsan \
+.PHONY: FORCE all lib check-compile tests examples bench benches deps demo explain-demo test-html install clean test test-asan test-ubsan test-tsan \
   test-docs docs-update test-install format format-check tidy header-check abi-check abi-update
 FORCE:
 
@@ -301,6 +301,15 @@ bench: benches
 
 demo: $(LIB_release) $(D_release)/examples/digits
 	cd docs/examples && $(CURDIR)/$(D_release)/examples/digits $(DEMO_ARGS)
+
+# Explanations of the demo: a page about all its regions, and one region as text and JSON.
+explain-demo: $(LIB_release) $(D_release)/examples/digits
+	cd docs/examples && $(CURDIR)/$(D_release)/examples/digits digits.safetensors \
+	  --explain '$(CURDIR)/$(D_release)/digits-explain' >'$(CURDIR)/$(D_release)/digits-explain.log'
+	@echo '$(D_release)/digits-explain.html'
+# The page in a headless browser, where there is one.
+test-html: explain-demo
+	@bash tests/test_html.sh '$(CURDIR)/$(D_release)/digits-explain.html' conv2d digits.c classify item_later
 
 # ---- install
 

@@ -99,6 +99,28 @@ void tj_sb_json(struct tj_strbuf *b, const char *s) {
     append(b, "\"", 1);
 }
 
+// Text and attribute values alike. Control characters, which no page may hold, become U+FFFD as broken bytes do.
+void tj_sb_html(struct tj_strbuf *b, const char *s) {
+    for (const unsigned char *p = (const unsigned char *)s; *p;) {
+        size_t n = utf8(p);
+        const char *as = *p == '&'   ? "&amp;"
+                         : *p == '<' ? "&lt;"
+                         : *p == '>' ? "&gt;"
+                         : *p == '"' ? "&quot;"
+                         : *p == 39  ? "&#39;"
+                                     : NULL;
+        if (n == 0 || *p == 0x7F || (*p < 0x20 && *p != '\n' && *p != '\t')) {
+            tj_sb_puts(b, "\xEF\xBF\xBD");
+            n = 1;
+        } else if (as) {
+            tj_sb_puts(b, as);
+        } else {
+            append(b, (const char *)p, n);
+        }
+        p += n;
+    }
+}
+
 void tj_sb_dims(struct tj_strbuf *b, const int64_t *dims, size_t rank) {
     append(b, "[", 1);
     for (size_t i = 0; i < rank; i++) {

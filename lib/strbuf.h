@@ -11,6 +11,7 @@ struct tj_strbuf {
 void tj_sb_printf(struct tj_strbuf *b, const char *fmt, ...) TJ_PRINTF(2, 3);
 void tj_sb_puts(struct tj_strbuf *b, const char *s);
 void tj_sb_json(struct tj_strbuf *b, const char *s);                    // quoted and escaped JSON string
+void tj_sb_html(struct tj_strbuf *b, const char *s);                    // escaped for HTML text and attributes
 void tj_sb_dims(struct tj_strbuf *b, const int64_t *dims, size_t rank); // "[2, 3]"
 void tj_sb_free(struct tj_strbuf *b);
 #endif

@@ -39,11 +39,13 @@ void tj_explain_kept(const struct tj_trace *t, const struct tj_kept_report *k, c
 }
 
 const char *tj_explain_type(const struct tj_trace *t, tj_ref n, char *buf, size_t cap) {
-    struct tj_strbuf sb = {0};
     const struct tj_node *d = &t->nodes[n];
-    tj_sb_dims(&sb, tj_shape_dims(t, d->shape), tj_shape_rank(t, d->shape));
-    (void)snprintf(buf, cap, "%s%s", tj_dtypes[d->dtype].name, sb.s ? sb.s : "[]");
-    tj_sb_free(&sb);
+    const int64_t *dims = tj_shape_dims(t, d->shape);
+    size_t rank = tj_shape_rank(t, d->shape), at = (size_t)snprintf(buf, cap, "%s[", tj_dtypes[d->dtype].name);
+    for (size_t i = 0; i < rank && at < cap; i++)
+        at += (size_t)snprintf(buf + at, cap - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
+    if (at < cap)
+        (void)snprintf(buf + at, cap - at, "]");
     return buf;
 }
 
@@ -149,7 +151,33 @@ static void ideal(const struct tj_ceiling *c, struct tj_explain_kernel *k) {
     }
 }
 
-static tj_status gather_plan(struct tj_explain *x, struct tj_explain_plan *p, bool code) {
+enum { CODE_PLANS = 4 }; // of a region whose code is shown
+
+static uint64_t timed(const struct tj_explain_plan *p) { return p->report.nkernels ? p->report.kernels[0].runs : 0; }
+
+bool tj_explain_hot(const struct tj_explain_region *g, uint32_t plan, uint32_t n) {
+    const struct tj_explain_plan *p = &g->plans[plan];
+    uint32_t hotter = 0;
+    for (uint32_t i = 0; i < g->nplans; i++) {
+        const struct tj_explain_plan *o = &g->plans[i];
+        bool alike = timed(o) == timed(p);
+        hotter += timed(o) > timed(p) || (alike && (o->hits > p->hits || (o->hits == p->hits && i < plan)));
+    }
+    return hotter < n;
+}
+
+static tj_status gather_code(struct tj_explain *x, struct tj_explain_plan *p) {
+    const struct tj_backend *b = x->ctx->backend;
+    for (uint32_t i = 0; b->code && i < p->report.nkernels; i++) {
+        if (!b->code(p->entry->plan, i, &p->kernels[i].code))
+            continue;
+        p->kernels[i].no_code = tj_arena_strdup(&x->arena, tj_last_error());
+        p->kernels[i].code = NULL;
+    }
+    return x->arena.failed ? TRACE_ERR_MEMORY : TRACE_OK;
+}
+
+static tj_status gather_plan(struct tj_explain *x, struct tj_explain_plan *p) {
     struct tj_entry *e = p->entry;
     const struct tj_backend *b = x->ctx->backend;
     const struct tj_trace *t = &e->trace;
@@ -181,10 +209,6 @@ static tj_status gather_plan(struct tj_explain *x, struct tj_explain_plan *p, bo
         p->kernels[i].r = &p->report.kernels[i];
         p->kernels[i].saved = saved(p, p->kernels[i].r, i);
         ideal(x->ceiling, &p->kernels[i]);
-        if (code && b->code && b->code(e->plan, i, &p->kernels[i].code)) {
-            p->kernels[i].no_code = tj_arena_strdup(&x->arena, tj_last_error());
-            p->kernels[i].code = NULL;
-        }
     }
     return x->arena.failed ? TRACE_ERR_MEMORY : TRACE_OK;
 }
@@ -273,6 +297,11 @@ static tj_status gather(trace_context *ctx, struct trace_region *r, bool code, s
                 x->regions[x->nregions++].region = i;
             }
         }
+        for (uint32_t i = 0; i < x->nregions / 2; i++) { // the list has the youngest first
+            struct tj_explain_region swap = x->regions[i];
+            x->regions[i] = x->regions[x->nregions - 1 - i];
+            x->regions[x->nregions - 1 - i] = swap;
+        }
         x->stats = (trace_stats){.size = sizeof x->stats};
         tj_context_stats_locked(ctx, &x->stats);
     }
@@ -285,14 +314,17 @@ static tj_status gather(trace_context *ctx, struct trace_region *r, bool code, s
     tj_unlock(&ctx->lock);
     for (uint32_t i = 0; i < x->nregions; i++)
         gather_table(x, &x->regions[i]);
-    for (uint32_t i = 0; !x->arena.failed && i < x->nregions; i++) {
-        for (uint32_t p = 0; p < x->regions[i].nplans; p++) {
-            tj_status st = gather_plan(x, &x->regions[i].plans[p], code);
-            if (st)
-                return st;
+    tj_status st = x->arena.failed ? TRACE_ERR_MEMORY : TRACE_OK;
+    for (uint32_t i = 0; !st && i < x->nregions; i++) {
+        struct tj_explain_region *g = &x->regions[i];
+        for (uint32_t p = 0; !st && p < g->nplans; p++)
+            st = gather_plan(x, &g->plans[p]);
+        for (uint32_t p = 0; !st && code && p < g->nplans; p++) {
+            if (tj_explain_hot(g, p, CODE_PLANS))
+                st = gather_code(x, &g->plans[p]);
         }
     }
-    return x->arena.failed ? TRACE_ERR_MEMORY : TRACE_OK;
+    return st;
 }
 
 tj_status tj_explain_gather(trace_context *ctx, struct trace_region *r, bool code, struct tj_explain *x) {

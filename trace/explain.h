@@ -64,7 +64,12 @@ struct tj_explain {
 // All of it about one region, or (r NULL) about a context. code: with generated code. Ended by free in any case.
 tj_status tj_explain_gather(trace_context *ctx, struct trace_region *r, bool code, struct tj_explain *x);
 void tj_explain_free(struct tj_explain *x);
+// Whether a plan is among the n of its region that were timed most often, or, when none was, hit most often.
+bool tj_explain_hot(const struct tj_explain_region *g, uint32_t plan, uint32_t n);
 void tj_explain_html(const struct tj_explain *x, struct tj_strbuf *sb); // explain_html.c
+// The picture of a plan's ops as SVG in its own scroll box (explain_graph.c). id: prefix of the boxes' anchors.
+void tj_explain_graph(const struct tj_explain_plan *p, const char *id, struct tj_arena *a, struct tj_strbuf *sb);
+unsigned tj_explain_hue(uint32_t kernel); // of its colour
 // Copies a finished text out, as the report functions promise; frees sb.
 tj_status tj_report_out(struct tj_strbuf *sb, const char *call, char *buf, size_t cap, size_t *need);
 

@@ -301,21 +301,23 @@ tj_status trace_explain(const trace_region *region, enum trace_format f, char *b
         return tj_fail(TRACE_ERR_ARGUMENT,
                        "trace_explain: an explanation is no set of metrics; use TRACE_FORMAT_TEXT, JSON or HTML, or "
                        "trace_context_report for Prometheus");
-    if (f == TRACE_FORMAT_HTML)
-        return tj_fail(TRACE_ERR_UNAVAILABLE,
-                       "trace_explain: this version has no page yet; use TRACE_FORMAT_TEXT or JSON");
-    if (f != TRACE_FORMAT_TEXT && f != TRACE_FORMAT_JSON)
+    if (f != TRACE_FORMAT_TEXT && f != TRACE_FORMAT_JSON && f != TRACE_FORMAT_HTML)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_explain: format %d is none", (int)f);
     trace_region *r = (trace_region *)(uintptr_t)region; // counters are read through non-const pointers
     struct tj_explain x;
     struct tj_strbuf sb = {0};
-    tj_status st = tj_explain_gather(r->ctx, r, false, &x);
+    tj_fpenv env;
+    tj_fpenv_enter(&env);
+    tj_status st = tj_explain_gather(r->ctx, r, f == TRACE_FORMAT_HTML, &x);
     if (!st) {
-        if (f == TRACE_FORMAT_JSON)
+        if (f == TRACE_FORMAT_HTML)
+            tj_explain_html(&x, &sb);
+        else if (f == TRACE_FORMAT_JSON)
             json(&sb, &x);
         else
             text(&sb, &x);
     }
     tj_explain_free(&x);
+    tj_fpenv_leave(&env);
     return st ? st : tj_report_out(&sb, "trace_explain", buf, cap, need);
 }

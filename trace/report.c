@@ -1,4 +1,4 @@
-// trace/report.c: what a context has done, as text, JSON or for Prometheus.
+// trace/report.c: what a context has done, as text, JSON, a page or for Prometheus.
 #include <stdio.h>
 
 #include "explain.h"
@@ -225,15 +225,21 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_report: cap is %zu, but buf is NULL", cap);
     if (cap)
         buf[0] = '\0';
-    if (f == TRACE_FORMAT_HTML)
-        return tj_fail(TRACE_ERR_UNAVAILABLE,
-                       "trace_context_report: this version has no page yet; use TRACE_FORMAT_TEXT, JSON or PROMETHEUS");
     if ((int)f < TRACE_FORMAT_TEXT || f > TRACE_FORMAT_HTML)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_report: format %d is none", (int)f);
     trace_context *ctx = (trace_context *)(uintptr_t)context;
     struct tj_strbuf sb = {0};
     tj_fpenv env;
     tj_fpenv_enter(&env);
+    if (f == TRACE_FORMAT_HTML) {
+        struct tj_explain x;
+        tj_status st = tj_explain_gather(ctx, NULL, true, &x);
+        if (!st)
+            tj_explain_html(&x, &sb);
+        tj_explain_free(&x);
+        tj_fpenv_leave(&env);
+        return st ? st : tj_report_out(&sb, "trace_context_report", buf, cap, need);
+    }
     tj_lock(&ctx->lock);
     trace_stats s = {.size = sizeof s};
     tj_context_stats_locked(ctx, &s);

@@ -1,10 +1,11 @@
 /* digits: runs a small CNN that PyTorch trained (train_digits.py) on 8x8 images of handwritten digits.
  *
- *     cc -std=c11 digits.c -ltracejit -o digits && ./digits digits.safetensors [--report]
+ *     cc -std=c11 digits.c -ltracejit -o digits && ./digits digits.safetensors [--report] [--explain PREFIX]
  *
  * It classifies 400 held-out images in batches of changing size, shows a graph break and its remedy, compares the
- * compiled model with the same ops run one by one, and prints what the library did. Exit status 0 means that every call
- * succeeded and at least 97% of the images were classified correctly.
+ * compiled model with the same ops run one by one, and prints what the library did. --explain times the kernels of some
+ * more runs and writes PREFIX.html, a page about all regions, and PREFIX.txt and PREFIX.json about one. Exit status 0
+ * means that every call succeeded and at least 97% of the images were classified correctly.
  */
 #include <tracejit.h>
 
@@ -198,6 +199,7 @@ struct program {
     struct entry images, labels;
     int64_t count;
     bool report;
+    const char *explain; /* where to write explanations, or NULL */
 };
 
 static trace_tensor *batch_of(const struct program *p, const struct entry *e, int64_t first, int64_t n) {
@@ -314,6 +316,56 @@ static void print_region(const char *name, const trace_region *region) {
         (unsigned long long)s.recompiles, (unsigned long long)s.breaks);
 }
 
+/* ---- explanations -------------------------------------------------------------------------------------------------
+ */
+
+/* Of a region, or (NULL) of the whole context, as a file. */
+static int write_explanation(const struct program *p, const trace_region *region, enum trace_format format,
+                             const char *suffix) {
+    char path[1024];
+    size_t need = 0, room;
+    char *text = NULL;
+    enum trace_status st = TRACE_ERR_MEMORY;
+    int ok = snprintf(path, sizeof path, "%s%s", p->explain, suffix) < (int)sizeof path;
+    for (int tries = 0; ok && tries < 4 && st == TRACE_ERR_MEMORY; tries++) { /* it may grow between two calls */
+        room = need + need / 8 + 4096;
+        free(text);
+        if (!(text = malloc(room)))
+            break;
+        st = region ? trace_explain(region, format, text, room, &need)
+                    : trace_context_report(p->ctx, format, text, room, &need);
+    }
+    FILE *f = st == TRACE_OK ? fopen(path, "w") : NULL;
+    ok = f && fwrite(text, 1, need, f) == need;
+    if (f && fclose(f))
+        ok = 0;
+    if (ok)
+        printf("wrote %s\n", path);
+    else
+        fprintf(stderr, "digits: cannot write %s: %s\n", path, st ? trace_last_error(p->ctx) : "the file failed");
+    free(text);
+    return ok ? 0 : -1;
+}
+
+static int explain(const struct program *p, trace_region *classify, trace_region *broken, trace_region *whole) {
+    double confidence;
+    trace_region *const all[3] = {classify, broken, whole};
+    for (int k = 0; k < 3; k++)
+        (void)trace_region_profile(all[k], true);
+    for (int i = 0; i < 5; i++) /* steady runs, each kernel of which is timed */
+        if (classify_all(p, classify) < 0 || count_hits(p, broken, false, &confidence) < 0 ||
+            count_hits(p, whole, true, &confidence) < 0)
+            return -1;
+    for (int k = 0; k < 3; k++)
+        (void)trace_region_profile(all[k], false);
+    printf("\n");
+    return write_explanation(p, NULL, TRACE_FORMAT_HTML, ".html") ||
+                   write_explanation(p, broken, TRACE_FORMAT_TEXT, ".txt") ||
+                   write_explanation(p, broken, TRACE_FORMAT_JSON, ".json")
+               ? -1
+               : 0;
+}
+
 static int run(struct program *p, const struct notes *notes) {
     trace_region *classify = NULL, *broken = NULL, *whole = NULL, *single = NULL;
     int status = -1;
@@ -364,6 +416,8 @@ static int run(struct program *p, const struct notes *notes) {
             printf("\n%s", text);
         free(text);
     }
+    if (p->explain && explain(p, classify, broken, whole))
+        goto out;
     status = 0;
     if (accuracy < 0.97 || with_break != correct || without != correct) {
         fprintf(stderr, "digits: accuracy too low, or the counts differ\n");
@@ -394,7 +448,12 @@ int main(int argc, char **argv) {
             fprintf(stderr, "digits: cannot load the model: %s\n", trace_last_error(p.ctx));
         } else {
             p.count = p.images.dims[0];
-            p.report = argc > 2 && !strcmp(argv[2], "--report");
+            for (int i = 2; i < argc; i++) {
+                if (!strcmp(argv[i], "--report"))
+                    p.report = true;
+                else if (!strcmp(argv[i], "--explain") && i + 1 < argc)
+                    p.explain = argv[++i];
+            }
             status = run(&p, &notes);
         }
         unload(&p.model);
