@@ -39,7 +39,7 @@ bool tj_memplan(size_t n, const size_t *bytes, const uint32_t *first, const uint
 
 tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info);
 tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args);
-bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t);
+bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj_guard_miss *why);
 tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct tj_bind *o,
                        struct tj_bound_plan **out);
 void tj_bound_plan_run(struct tj_bound_plan *b);

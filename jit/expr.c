@@ -83,7 +83,11 @@ tj_ex tj_ex_sym(struct tj_exprs *x, enum tj_ex_op op, uint32_t a, uint32_t b, in
 
 // floor(a / b), b > 0
 static bool floor_div(int64_t a, int64_t b, int64_t *out) {
-    if (b <= 0) {
+    if (b == 0) {
+        *out = 0;
+        return true;
+    }
+    if (b < 0) {
         return false;
     }
     *out = a / b - (a % b < 0);
@@ -219,6 +223,42 @@ static bool mul_terms(const struct term *a, const struct term *b, struct term *o
     return true;
 }
 
+// a /= b where that is exact; a is undefined otherwise.
+static bool div_term(struct term *a, const struct term *b) {
+    uint32_t j = 0, n = 0;
+    if (a->coef % b->coef) {
+        return false;
+    }
+    for (uint32_t i = 0; i < a->nf; i++) {
+        if (j < b->nf && a->f[i] == b->f[j]) {
+            j++;
+        } else {
+            a->f[n++] = a->f[i];
+        }
+    }
+    a->nf = n;
+    a->coef /= b->coef;
+    return j == b->nf;
+}
+
+tj_ex tj_ex_factor(const struct tj_exprs *x, tj_ex e, int64_t value) {
+    struct poly p;
+    if (!read_poly(x, e, &p) || p.n != 1) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < p.t[0].nf; i++) {
+        if (x->nodes[p.t[0].f[i]].value == value) {
+            return p.t[0].f[i];
+        }
+    }
+    return 0;
+}
+
+int64_t tj_ex_coefficient(const struct tj_exprs *x, tj_ex e) {
+    struct poly p;
+    return read_poly(x, e, &p) && p.n == 1 ? p.t[0].coef : 1;
+}
+
 tj_ex tj_ex_bin(struct tj_exprs *x, enum tj_ex_op op, tj_ex a, tj_ex b) {
     if (x->n < 2) {
         return 0;
@@ -282,21 +322,15 @@ tj_ex tj_ex_bin(struct tj_exprs *x, enum tj_ex_op op, tj_ex a, tj_ex b) {
         if (a == 0) {
             return 0;
         }
-        // Exact division of a product by one of its factors.
-        if (read_poly(x, a, &pa) && pa.n == 1 && read_poly(x, b, &pb) && pb.n == 1) {
-            struct term *ta = &pa.t[0], *tb = &pb.t[0], q = {.coef = 1};
-            bool ok = tb->coef > 0 && ta->coef % tb->coef == 0;
-            uint32_t j = 0;
-            for (uint32_t i = 0; ok && i < ta->nf; i++) {
-                if (j < tb->nf && ta->f[i] == tb->f[j]) {
-                    j++;
-                } else {
-                    q.f[q.nf++] = ta->f[i];
-                }
+        // Exact division of every term by a product.
+        if (read_poly(x, a, &pa) && read_poly(x, b, &pb) && pb.n == 1) {
+            const struct term *tb = &pb.t[0];
+            bool ok = tb->coef > 0;
+            for (uint32_t i = 0; ok && i < pa.n; i++) {
+                ok = div_term(&pa.t[i], tb);
             }
-            if (ok && j == tb->nf) {
-                q.coef = ta->coef / tb->coef;
-                return write_term(x, &q);
+            if (ok) {
+                return write_poly(x, &pa);
             }
         }
         return raw(x, (uint8_t)op, a, b);
@@ -308,9 +342,32 @@ tj_ex tj_ex_bin(struct tj_exprs *x, enum tj_ex_op op, tj_ex a, tj_ex b) {
     }
 }
 
+bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q) {
+    if (b == 0) {
+        return false;
+    }
+    if (a == 0 || b == 1) {
+        *q = a;
+        return true;
+    }
+    if (tj_ex_is_const(x, a) && tj_ex_is_const(x, b)) {
+        int64_t va = tj_ex_hint(x, a), vb = tj_ex_hint(x, b);
+        if (va % vb) {
+            return false;
+        }
+        *q = tj_ex_const(x, va / vb);
+        return true;
+    }
+    if (tj_ex_known(x, b, 0) || tj_ex_hint(x, b) <= 0) {
+        return false;
+    }
+    *q = tj_ex_bin(x, TJ_EX_DIV, a, b);
+    return tj_ex_bin(x, TJ_EX_MUL, *q, b) == a;
+}
+
 static void print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap, size_t *n, int depth) {
     const struct tj_ex_node *d = &x->nodes[e];
-    static const char *const names[] = {"", "", "", "", "+", "-", "*", "/", "max", "min"};
+    static const char *const names[] = {"", "", "", "", "", "+", "-", "*", "/", "max", "min"};
 #define PUT(...)                                                                                                       \
     do {                                                                                                               \
         int w = snprintf(*n < cap ? buf + *n : NULL, *n < cap ? cap - *n : 0, __VA_ARGS__);                            \
@@ -325,6 +382,7 @@ static void print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap, size
     case TJ_EX_EXTENT: PUT("x%u.%u", d->a, d->b); break;
     case TJ_EX_STRIDE: PUT("x%u.s%u", d->a, d->b); break;
     case TJ_EX_PARAM: PUT("p%u", d->a); break;
+    case TJ_EX_ARG: PUT("n%u.%u", d->a, d->b); break;
     case TJ_EX_MAX:
     case TJ_EX_MIN:
         PUT("%s(", names[d->op]);
@@ -365,6 +423,25 @@ bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int
         case TJ_EX_EXTENT: out[i] = args->leaves[e->a].tensor->dims[e->b]; break;
         case TJ_EX_STRIDE: out[i] = args->leaves[e->a].tensor->strides[e->b]; break;
         case TJ_EX_PARAM: out[i] = args->params[e->a].v.i; break;
+        case TJ_EX_ARG: out[i] = tj_shape_dims(args->trace, args->trace->nodes[e->a].shape)[e->b]; break;
+        default:
+            if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t, int64_t *out) {
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_ex_node *e = &x->nodes[i];
+        switch (e->op) {
+        case TJ_EX_CONST: out[i] = e->value; break;
+        case TJ_EX_EXTENT: out[i] = tj_shape_dims(t, t->leafkeys[e->a].shape)[e->b]; break;
+        case TJ_EX_STRIDE:
+        case TJ_EX_PARAM: out[i] = 0; break;
+        case TJ_EX_ARG: out[i] = tj_shape_dims(t, t->nodes[e->a].shape)[e->b]; break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;

@@ -8,15 +8,17 @@
 #include "../trace/ir.h"
 
 typedef uint32_t tj_ex; // index into the table. 0 is the constant 0, 1 the constant 1.
+#define TJ_EX_NONE UINT32_MAX
 enum tj_ex_op {
     TJ_EX_CONST,  // value
     TJ_EX_EXTENT, // extent of dim b of leaf a
     TJ_EX_STRIDE, // stride in elements of dim b of leaf a
     TJ_EX_PARAM,  // integer parameter a
+    TJ_EX_ARG,    // extent of dim b of node a, where it is an argument of the op
     TJ_EX_ADD,
     TJ_EX_SUB,
     TJ_EX_MUL, // exact in int64; overflow is checked when evaluated
-    TJ_EX_DIV, // floor division by a positive
+    TJ_EX_DIV, // floor division by a positive; by 0: 0, as extents of nothing are
     TJ_EX_MAX,
     TJ_EX_MIN,
 };
@@ -42,8 +44,14 @@ static inline int64_t tj_ex_hint(const struct tj_exprs *x, tj_ex e) { return x->
 static inline bool tj_ex_known(const struct tj_exprs *x, tj_ex e, int64_t v) {
     return tj_ex_is_const(x, e) && x->nodes[e].value == v;
 }
+bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q); // a/b where b*(a/b) == a by algebra
+// A factor of product e that has this value at the recorded sizes; 0: none. The constant factor of e.
+tj_ex tj_ex_factor(const struct tj_exprs *x, tj_ex e, int64_t value);
+int64_t tj_ex_coefficient(const struct tj_exprs *x, tj_ex e);
 void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap); // "x0.1*4"
 // Evaluates all n nodes into out[]; false on overflow.
 struct tj_run_args;
 bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int64_t *out);
+// The first n nodes with extents from a trace, for guards; strides and parameters, which occur in none, are 0.
+bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t, int64_t *out);
 #endif

@@ -20,46 +20,107 @@ static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj
 #define WORDS(s) (sizeof(s) / 8)
 #define NODE(r) (&g->nodes[r])
 
-// Records that two extents must be equal at run time (symbolic segments) and returns one of them.
-static tj_ex same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) {
-    if (a == b) {
-        return a;
-    }
-    for (uint32_t i = 0; i < g->nequal; i++) {
-        if (g->equal[i].a == a && g->equal[i].b == b) {
-            return a;
-        }
-    }
-    if (!tj_grow((void **)&g->equal, &g->capequal, g->nequal + 1, sizeof *g->equal)) {
-        g->failed = true;
-        return a;
-    }
-    g->equal[g->nequal].a = a;
-    g->equal[g->nequal].b = b;
-    g->equal[g->nequal++].node = node;
-    g->again = true;
-    return a;
-}
+// ---- extents that are equal ---------------------------------------------------------------------------------------
 
-// Extent of a leaf's dim, replaced by what it was found equal to.
-static tj_ex leaf_extent(struct tj_graph *g, uint32_t leaf, uint32_t dim, int64_t value) {
-    if (!g->seg->symbolic || value == 1) {
-        return tj_ex_const(g->x, value);
-    }
-    tj_ex e = tj_ex_sym(g->x, TJ_EX_EXTENT, leaf, dim, value);
+// What e stands for, as far as is known: a constant where there is one.
+static tj_ex canon(const struct tj_graph *g, tj_ex e) {
     for (uint32_t i = 0, steps = 0; i < g->nequal && steps < 64; i++) {
-        // The larger index is replaced by the smaller, so this ends; constants were made before or after alike.
-        tj_ex a = g->equal[i].a, b = g->equal[i].b, lo = a < b ? a : b, hi = a < b ? b : a;
-        if (tj_ex_is_const(g->x, hi)) {
-            lo = hi, hi = a < b ? a : b;
-        }
-        if (hi == e && g->x->nodes[hi].op == TJ_EX_EXTENT) {
-            e = lo;
+        if (g->equal[i].b == e) {
+            e = g->equal[i].a;
             i = UINT32_MAX;
             steps++;
         }
     }
     return e;
+}
+
+// Records that a and b are the same number. fact: they are in every trace of these ops; else a guard.
+static void equate(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node, bool fact) {
+    a = canon(g, a);
+    b = canon(g, b);
+    if (a == b) {
+        return;
+    }
+    if (tj_ex_hint(g->x, a) != tj_ex_hint(g->x, b)) {
+        (void)tj_fail(TRACE_ERR_COMPILE, "internal: extents %lld and %lld of %s are no equals",
+                      (long long)tj_ex_hint(g->x, a), (long long)tj_ex_hint(g->x, b),
+                      tj_ops[g->t->nodes[node].op].name);
+        g->failed = g->wrong = true;
+        return;
+    }
+    if (!tj_grow((void **)&g->equal, &g->capequal, g->nequal + 1, sizeof *g->equal)) {
+        g->failed = true;
+        return;
+    }
+    // The larger index is replaced by the smaller, so replacing ends; constants stay.
+    bool swap = tj_ex_is_const(g->x, b) || (!tj_ex_is_const(g->x, a) && b < a);
+    g->equal[g->nequal].a = swap ? b : a;
+    g->equal[g->nequal].b = swap ? a : b;
+    g->equal[g->nequal].fact = fact;
+    g->equal[g->nequal++].node = node;
+    g->again = true;
+}
+
+// Two extents must be equal at run time; returns one of them.
+static tj_ex same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) {
+    if (a != b) {
+        equate(g, a, b, node, false);
+    }
+    return canon(g, a);
+}
+
+// Extent of two that are broadcast: where only one of them is 1, that is part of the plan.
+static tj_ex meet(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) {
+    if (a == b || b == 1) {
+        return a;
+    }
+    if (a == 1) {
+        return b;
+    }
+    int64_t ha = tj_ex_hint(g->x, a), hb = tj_ex_hint(g->x, b);
+    if (ha != hb && ha == 1) {
+        (void)same(g, a, 1, node);
+        return b;
+    }
+    if (ha != hb && hb == 1) {
+        (void)same(g, b, 1, node);
+        return a;
+    }
+    return same(g, a, b, node);
+}
+
+static tj_ex leaf_extent(struct tj_graph *g, uint32_t leaf, uint32_t dim, int64_t value) {
+    const struct tj_dynamic *dyn = g->seg->dyn;
+    if (!dyn || !(dyn->leaf[leaf] >> dim & 1)) {
+        return tj_ex_const(g->x, value);
+    }
+    return canon(g, tj_ex_sym(g->x, TJ_EX_EXTENT, leaf, dim, value));
+}
+
+// Whether an extent that is an argument of node r is to be a symbol: it has been seen to vary, or could follow a symbol
+// that has the same value.
+static bool varies(const struct tj_graph *g, tj_ref r, size_t d, int64_t value) {
+    const struct tj_dynamic *dyn = g->seg->dyn;
+    if (!dyn) {
+        return false;
+    }
+    if (dyn->arg[r] >> d & 1) {
+        return true;
+    }
+    for (uint32_t i = 0; dyn->args && value > 1 && i < g->t->nleaves; i++) {
+        const int64_t *dims = tj_shape_dims(g->t, g->t->leafkeys[i].shape);
+        for (uint32_t k = 0; k < g->t->leafkeys[i].rank; k++) {
+            if (dyn->leaf[i] >> k & 1 && dims[k] == value) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static tj_ex argument(struct tj_graph *g, tj_ref r, size_t d, int64_t value) {
+    return varies(g, r, d, value) ? canon(g, tj_ex_sym(g->x, TJ_EX_ARG, r, (uint32_t)d, value))
+                                  : tj_ex_const(g->x, value);
 }
 
 static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size_t nin, tj_ex *dims) {
@@ -71,11 +132,9 @@ static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size
         tj_ex e = 1;
         for (size_t i = 0; i < nin; i++) {
             size_t r = NODE(in[i])->rank;
-            if (d + r < rank) {
-                continue;
+            if (d + r >= rank) {
+                e = meet(g, e, NODE(in[i])->dims[d + r - rank], trace);
             }
-            tj_ex f = NODE(in[i])->dims[d + r - rank];
-            e = e == 1 ? f : f == 1 ? e : same(g, e, f, trace);
         }
         dims[d] = e;
     }
@@ -217,8 +276,60 @@ static tj_ex windows(struct tj_graph *g, tj_ex in, tj_ex kernel, int64_t stride,
     return ex2(g, TJ_EX_MIN, up, ex2(g, TJ_EX_ADD, start, 1));
 }
 
-// Extents of a node of a symbolic segment by the rule of its op. Extents that are arguments of the op (reshape, expand,
-// slices, ...) are constants unless they equal their operand's: a symbolic plan serves no other arguments.
+// Extents from..to of a reshape's result, out of `whole` elements. Where one argument is open it follows from the rest;
+// several become symbols. What is guessed here from values is checked when a plan is looked up.
+static void regroup(struct tj_graph *g, tj_ref r, tj_ex whole, size_t from, size_t to, const int64_t *rec,
+                    tj_ex *dims) {
+    bool open[TJ_G_RANK] = {false};
+    tj_ex rest = whole;
+    size_t nopen = 0, last = to;
+    for (size_t d = from; d < to; d++) {
+        dims[d] = con(g, rec[d]);
+        open[d] = varies(g, r, d, rec[d]) || (g->seg->dyn->args && !tj_ex_is_const(g->x, whole) && rec[d] > 1);
+        nopen += open[d];
+    }
+    // Arguments that nobody has seen vary: a factor of the whole that has their value, or a constant.
+    for (size_t d = from; d < to; d++) {
+        if (!open[d] || g->seg->dyn->arg[r] >> d & 1) {
+            continue;
+        }
+        tj_ex f = tj_ex_factor(g->x, rest, rec[d]);
+        if (f) {
+            dims[d] = f;
+            rest = ex2(g, TJ_EX_DIV, rest, f);
+            open[d] = false;
+            nopen--;
+        }
+    }
+    int64_t coef = tj_ex_coefficient(g->x, rest);
+    for (size_t d = to; d-- > from && nopen > (size_t)!tj_ex_is_const(g->x, rest);) {
+        if (open[d] && !(g->seg->dyn->arg[r] >> d & 1) && rec[d] && coef % rec[d] == 0) {
+            coef /= rec[d];
+            open[d] = false;
+            nopen--;
+        }
+    }
+    tj_ex known = 1, product = 1;
+    for (size_t d = from; d < to; d++) {
+        if (open[d] && nopen > 1) {
+            dims[d] = canon(g, tj_ex_sym(g->x, TJ_EX_ARG, r, (uint32_t)d, rec[d]));
+        } else if (open[d]) {
+            last = d;
+            continue;
+        }
+        known = ex2(g, TJ_EX_MUL, known, dims[d]);
+    }
+    if (last < to && !(tj_ex_hint(g->x, known) > 0 && tj_ex_exact_div(g->x, whole, known, &dims[last]))) {
+        dims[last] = tj_ex_sym(g->x, TJ_EX_ARG, r, (uint32_t)last, rec[last]);
+    }
+    for (size_t d = from; d < to; d++) {
+        dims[d] = canon(g, dims[d]);
+        product = ex2(g, TJ_EX_MUL, product, dims[d]);
+    }
+    equate(g, whole, product, r, nopen > 0);
+}
+
+// Extents of a node of a symbolic segment by the rule of its op.
 static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims) {
     const struct tj_node *n = &g->t->nodes[r];
     size_t rank = tj_shape_rank(g->t, n->shape);
@@ -227,7 +338,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
     for (size_t d = 0; d < rank; d++) {
         dims[d] = con(g, rec[d]);
     }
-    if (!g->seg->symbolic) {
+    if (!g->seg->dyn) {
         return;
     }
     const struct tj_gnode *a = n->nin ? NODE(in[0]) : NULL, *b = n->nin > 1 ? NODE(in[1]) : NULL;
@@ -238,6 +349,8 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             for (uint32_t d = 0; d < rank; d++) {
                 dims[d] = leaf_extent(g, leaf, d, rec[d]);
             }
+        } else if (n->op == TJ_OP_ARANGE) {
+            dims[0] = argument(g, r, 0, rec[0]);
         }
         return;
     case TJ_POINTWISE: broadcast(g, r, in, n->nin, dims); return;
@@ -259,9 +372,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
         for (size_t i = 1; i < n->nin; i++) { // weights agree with the normalised dims
             const struct tj_gnode *w = NODE(in[i]);
             for (size_t d = 0; d < w->rank; d++) {
-                if (w->dims[d] != 1) {
-                    same(g, dims[rank - w->rank + d], w->dims[d], r);
-                }
+                dims[rank - w->rank + d] = meet(g, dims[rank - w->rank + d], w->dims[d], r);
             }
         }
         return;
@@ -281,31 +392,64 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
                  j++) {
                 dims[rank - 1 - j] = a->dims[a->rank - 1 - j];
             }
+            int64_t left = 1, right = 1;
+            bool huge = false;
+            for (size_t d = i; d < a->rank - j; d++) {
+                huge |= __builtin_mul_overflow(left, tj_ex_hint(g->x, a->dims[d]), &left);
+            }
+            for (size_t d = i; d < rank - j; d++) {
+                huge |= __builtin_mul_overflow(right, rec[d], &right);
+            }
+            if (left != right || huge) { // nothing has all kinds of shapes
+                i = j = 0;
+            }
+            tj_ex whole = 1;
+            for (size_t d = i; d < a->rank - j; d++) {
+                whole = ex2(g, TJ_EX_MUL, whole, a->dims[d]);
+            }
             if (i + j + 1 == rank) { // the rest is merged into one
-                tj_ex e = 1;
-                for (size_t d = i; d < a->rank - j; d++) {
-                    e = ex2(g, TJ_EX_MUL, e, a->dims[d]);
-                }
-                dims[i] = e;
-            } else { // split or regrouped: only at these sizes
-                tj_ex from = 1, to = 1;
-                for (size_t d = i; d < a->rank - j; d++) {
-                    same(g, a->dims[d], con(g, tj_ex_hint(g->x, a->dims[d])), r);
-                    from = ex2(g, TJ_EX_MUL, from, a->dims[d]);
-                }
-                for (size_t d = i; d < rank - j; d++) {
-                    to = ex2(g, TJ_EX_MUL, to, dims[d]);
-                }
-                same(g, from, to, r);
+                dims[i] = canon(g, whole);
+            } else {
+                regroup(g, r, whole, i, rank - j, rec, dims);
             }
             return;
         }
         if (n->op == TJ_OP_EXPAND || n->op == TJ_OP_SLICE) {
             for (size_t d = 0; d < rank; d++) {
-                if (d + a->rank >= rank && tj_ex_hint(g->x, a->dims[d + a->rank - rank]) == rec[d]) {
-                    dims[d] = a->dims[d + a->rank - rank];
+                bool has = d + a->rank >= rank;
+                tj_ex e = has ? a->dims[d + a->rank - rank] : 1;
+                if (has && tj_ex_hint(g->x, e) == rec[d]) {
+                    dims[d] = e;
+                    continue;
+                }
+                if (n->op == TJ_OP_EXPAND) {
+                    (void)meet(g, e, con(g, rec[d]), r); // it grows: it is 1
+                }
+                dims[d] = argument(g, r, d, rec[d]);
+            }
+            return;
+        }
+        if (n->op == TJ_OP_UNFOLD) {
+            const struct tj_attr_unfold *p = attr;
+            for (size_t d = 0; d + 1 < rank; d++) {
+                dims[d] =
+                    (int64_t)d != p->dim ? a->dims[d] : windows(g, a->dims[d], con(g, p->size), p->step, 0, 1, false);
+            }
+            return;
+        }
+        if (n->op == TJ_OP_DIAGONAL) {
+            const struct tj_attr_diagonal *p = attr;
+            size_t out = 0;
+            for (size_t d = 0; d < a->rank; d++) {
+                if ((int64_t)d != p->d0 && (int64_t)d != p->d1) {
+                    dims[out++] = a->dims[d];
                 }
             }
+            dims[out] = argument(g, r, out, rec[out]);
+            return;
+        }
+        for (size_t d = 0; d < rank; d++) {
+            dims[d] = argument(g, r, d, rec[d]);
         }
         return;
     case TJ_MOVE:
@@ -370,7 +514,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             for (size_t d = 0; d + 2 < rank; d++) {
                 e[0] = d + ra >= rank ? a->dims[d + ra - rank] : 1;
                 e[1] = d + rb >= rank ? b->dims[d + rb - rank] : 1;
-                dims[d] = e[0] == 1 ? e[1] : e[1] == 1 ? e[0] : same(g, e[0], e[1], r);
+                dims[d] = meet(g, e[0], e[1], r);
             }
             same(g, a->dims[ra - 1], b->dims[rb - 2], r);
             dims[rank - 2] = a->dims[ra - 2];
@@ -404,6 +548,17 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             same(g, a->dims[rank - 1], b->dims[rank - 1], r);
             for (size_t d = 0; d + 1 < rank; d++) {
                 same(g, b->dims[d], c->dims[d], r);
+            }
+            bool gqa = ((const struct tj_attr_sdpa *)attr)->gqa;
+            for (size_t d = 0; d + 2 < rank; d++) {
+                if (!gqa || d + 3 != rank) {
+                    dims[d] = meet(g, dims[d], b->dims[d], r);
+                }
+            }
+            const struct tj_gnode *m = NODE(in[3]); // broadcast to [.., L, S]
+            for (size_t d = 0; d < m->rank; d++) {
+                size_t at = d + rank - m->rank;
+                (void)meet(g, at + 1 == rank ? b->dims[rank - 2] : dims[at], m->dims[d], r);
             }
         }
         return;
@@ -558,8 +713,9 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
             g->failed = g->wrong = true;
             return 0;
         }
-        if (tj_ex_hint(g->x, dims[i]) == 1) {
-            dims[i] = 1; // being 1 is part of what a symbolic plan is keyed on, for every node
+        dims[i] = canon(g, dims[i]);
+        if (g->p->extents) {
+            g->p->extents[g->p->extent_at[r] + i] = dims[i];
         }
     }
     switch (n->op) {
@@ -646,14 +802,7 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
     }
 }
 
-bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b) {
-    for (uint32_t i = 0; a != b && i < g->nequal; i++) {
-        if ((g->equal[i].a == a && g->equal[i].b == b) || (g->equal[i].a == b && g->equal[i].b == a)) {
-            return true;
-        }
-    }
-    return a == b;
-}
+bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b) { return a == b || canon(g, a) == canon(g, b); }
 
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n) {
     int64_t e = 1;
@@ -727,6 +876,16 @@ tj_status tj_graph_build(struct tj_graph *g) {
     g->written = TJ_ARENA_NEW(g->arena, bool, n);
     g->outs = TJ_ARENA_NEW(g->arena, tj_ref, g->seg->nouts + 1);
     g->writes = TJ_ARENA_NEW(g->arena, tj_ref, g->seg->nwrites + 1);
+    if (g->seg->dyn) {
+        uint32_t at = 0;
+        g->p->extent_at = TJ_ARENA_NEW(g->arena, uint32_t, n);
+        for (uint32_t i = 0; !g->arena->failed && i < g->t->nnodes; i++) {
+            g->p->extent_at[i] = at;
+            at += (uint32_t)tj_shape_rank(g->t, g->t->nodes[i].shape);
+        }
+        g->p->extents = TJ_ARENA_NEW(g->arena, tj_ex, at + 1);
+        g->p->nextents = at;
+    }
     if (g->arena->failed) {
         return out_of_memory();
     }
@@ -734,6 +893,9 @@ tj_status tj_graph_build(struct tj_graph *g) {
     for (int tries = 0; tries < 64; tries++) {
         g->again = false;
         g->n = 0;
+        for (uint32_t i = 0; i < g->p->nextents; i++) {
+            g->p->extents[i] = TJ_EX_NONE;
+        }
         if (g->tablesize) {
             memset(g->table, 0, g->tablesize * sizeof *g->table);
         }
@@ -742,7 +904,7 @@ tj_status tj_graph_build(struct tj_graph *g) {
             return s;
         }
     }
-    return TRACE_OK;
+    return tj_fail(TRACE_ERR_COMPILE, "internal: equal extents come to no end");
 }
 
 void tj_graph_free(struct tj_graph *g) {

@@ -80,10 +80,12 @@ struct tj_graph {
     tj_ref *outs, *writes;      // graph nodes, as in seg
     bool mutates;               // some memory is written
     bool *written;              // graph node is operand 0 of an UPDATE (indexed by trace node)
-    // Symbolic segments: extents found equal, and whether that was news, so that the graph is made again.
+    // Symbolic segments: extents found equal, b replaced by a, and whether that was news, so that the graph is made
+    // again.
     struct {
         tj_ex a, b;
-        tj_ref node;
+        tj_ref node; // that demands it
+        bool fact;   // needs no guard
     } * equal;
     uint32_t nequal, capequal;
     bool again;

@@ -221,29 +221,6 @@ void tj_lo_identity(struct tj_lower *l, tj_ref n, struct tj_map *m) {
     }
 }
 
-bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q) {
-    if (b == 0) {
-        return false;
-    }
-    if (a == 0 || b == 1) {
-        *q = a;
-        return true;
-    }
-    if (tj_ex_is_const(x, a) && tj_ex_is_const(x, b)) {
-        int64_t va = tj_ex_hint(x, a), vb = tj_ex_hint(x, b);
-        if (va % vb) {
-            return false;
-        }
-        *q = tj_ex_const(x, va / vb);
-        return true;
-    }
-    if (tj_ex_known(x, b, 0) || tj_ex_hint(x, b) <= 0) {
-        return false;
-    }
-    *q = tj_ex_bin(x, TJ_EX_DIV, a, b);
-    return tj_ex_bin(x, TJ_EX_MUL, *q, b) == a;
-}
-
 // x = q*by + r with 0 <= r < by. False: stopped (a dim to split), or not expressible.
 static bool div_mod(struct tj_lower *l, const struct tj_ixd *x, tj_ex by, struct tj_ixd *q, struct tj_ixd *r) {
     struct tj_exprs *e = l->s->x;

@@ -194,6 +194,4 @@ bool tj_arrange(struct tj_lower *l, const uint32_t *hazard_bufs, uint32_t nhazar
 static inline tj_ex tj_lo_bin(struct tj_lower *l, enum tj_ex_op op, tj_ex a, tj_ex b) {
     return tj_ex_bin(l->s->x, op, a, b);
 }
-// Exact quotient a/b as an expression.
-bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q);
 #endif

@@ -49,8 +49,7 @@ struct tj_plan {
     uint32_t nivals, nbufargs, nsvals;
     int threads;  // 0: the pool's
     bool dynamic; // some expression is not a constant
-    bool symbolic;
-    struct tj_trace trace;       // symbolic: what it was recorded from
+    uint32_t nshape;             // expressions that a look-up of a symbolic plan evaluates
     char *text;                  // schedule, for reports
     struct tj_step_notes *notes; // one a step
     struct tj_plan_info info;
@@ -89,7 +88,6 @@ static void plan_free(struct tj_plan *p) {
     tj_free(p->first);
     if (p->prog)
         tj_program_free(p->prog);
-    tj_trace_free(&p->trace);
     tj_free(p->text);
     tj_free(p);
 }
@@ -260,6 +258,7 @@ static void log_fusion(const struct tj_jit *jit, const struct tj_segment *seg, c
 
 // Bytes of workspace a bound plan over the recorded tensors needs, weights packed where they may be.
 static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg);
+static uint32_t shape_exprs(const struct tj_program *g);
 
 tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info) {
     struct tj_jit *jit = state;
@@ -270,8 +269,6 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     atomic_init(&p->refs, 1);
     p->jit = jit;
     p->threads = tj_env_off(&jit->ctx->env, TJ_KILL_THREADS) ? 1 : seg->threads;
-    p->symbolic = seg->symbolic;
-    tj_trace_init(&p->trace);
     uint64_t t0 = tj_now_ns();
     tj_status s = tj_program_build(seg, &jit->ctx->env, &jit->ctx->cpu, &p->prog);
     if (!s)
@@ -279,9 +276,8 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     p->info.schedule_ns = tj_now_ns() - t0;
     if (!s)
         s = get_code(p);
-    if (!s && seg->symbolic && !tj_trace_copy(&p->trace, seg->trace))
-        s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a plan");
     if (!s) {
+        p->nshape = shape_exprs(p->prog);
         struct tj_strbuf sb = {0};
         tj_program_dump(p->prog, seg->trace, &sb);
         p->text = sb.s;
@@ -309,64 +305,54 @@ void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb) { tj_sb_put
 
 // ---- symbolic plans: does this one serve a trace? -------------------------------------------------------------------
 
-// Ops whose result extents are arguments rather than consequences of their operands.
-static bool shape_is_argument(uint16_t op) {
-    return op == TJ_OP_RESHAPE || op == TJ_OP_EXPAND || op == TJ_OP_SLICE || op == TJ_OP_UNFOLD ||
-           op == TJ_OP_AS_STRIDED || op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
+static bool missed(const struct tj_plan *p, struct tj_guard_miss *why, tj_ref node, int dim, tj_ex e, int64_t want,
+                   int64_t have) {
+    if (why) {
+        *why = (struct tj_guard_miss){.node = node, .dim = dim, .want = want, .have = have};
+        tj_ex_print(&p->prog->exprs, e, why->text, sizeof why->text);
+    }
+    return false;
 }
 
-// Same ops, attributes and leaf classes; extents may differ where both are other than 1 (and 0 against more: a loop
-// over nothing is still right), but not where they are an argument of an op. The program's guards are checked by the
-// run.
-bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t) {
-    const struct tj_trace *o = &p->trace;
-    if (!p->symbolic || t->nnodes != o->nnodes || t->nleaves != o->nleaves || t->nattrs != o->nattrs ||
-        t->noperands != o->noperands ||
-        memcmp(t->attrs + 1, o->attrs + 1, (t->nattrs ? t->nattrs - 1 : 0) * sizeof *t->attrs) ||
-        (t->noperands && memcmp(t->operands, o->operands, t->noperands * sizeof *t->operands)))
+// Every extent of the trace is what the plan computes from its symbols, and what the ops need to be equal is.
+bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj_guard_miss *why) {
+    const struct tj_program *g = p->prog;
+    const struct tj_exprs *x = &g->exprs;
+    if (!g->extents)
         return false;
-    for (uint32_t i = 0; i < t->nnodes; i++) {
-        const struct tj_node *a = &t->nodes[i], *b = &o->nodes[i];
-        if (a->op != b->op || a->dtype != b->dtype || a->nattr != b->nattr || a->nin != b->nin || a->attr != b->attr ||
-            memcmp(a->in, b->in, sizeof a->in))
-            return false;
-        size_t rank = tj_shape_rank(t, a->shape);
-        if (rank != tj_shape_rank(o, b->shape))
-            return false;
-        const int64_t *x = tj_shape_dims(t, a->shape), *y = tj_shape_dims(o, b->shape);
-        for (size_t d = 0; d < rank; d++)
-            if (x[d] != y[d] && (shape_is_argument(a->op) || x[d] == 1 || y[d] == 1))
-                return false;
-    }
-    for (uint32_t i = 0; i < t->nleaves; i++) {
-        const struct tj_leaf_key *a = &t->leafkeys[i], *b = &o->leafkeys[i];
-        if (a->dtype != b->dtype || a->layout != b->layout || a->flags != b->flags || a->group != b->group)
-            return false;
-    }
-    if (!p->prog->nguards)
-        return true;
-    // Guards over extents only: strides and parameters never appear in them.
-    const struct tj_exprs *x = &p->prog->exprs;
-    int64_t small[256], *v = x->n <= TJ_COUNT(small) ? small : tj_malloc(x->n * sizeof *v);
+    int64_t small[256], *v = p->nshape <= TJ_COUNT(small) ? small : tj_malloc(p->nshape * sizeof *v);
     if (!v)
         return false;
-    struct trace_tensor *shapes = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *shapes);
-    struct tj_leaf *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof *leaves);
-    bool ok = shapes && leaves;
-    for (uint32_t i = 0; ok && i < t->nleaves; i++) {
-        size_t rank = tj_shape_rank(t, t->leafkeys[i].shape);
-        memcpy(shapes[i].dims, tj_shape_dims(t, t->leafkeys[i].shape), rank * sizeof(int64_t));
-        leaves[i].tensor = &shapes[i];
+    bool ok = tj_exprs_eval_shapes(x, p->nshape, t, v);
+    for (uint32_t n = 0; ok && n < t->nnodes; n++) {
+        const int64_t *dims = tj_shape_dims(t, t->nodes[n].shape);
+        const tj_ex *e = g->extents + g->extent_at[n];
+        for (size_t d = 0, rank = tj_shape_rank(t, t->nodes[n].shape); ok && d < rank; d++) {
+            if (e[d] != TJ_EX_NONE && v[e[d]] != dims[d])
+                ok = missed(p, why, n, (int)d, e[d], v[e[d]], dims[d]);
+        }
     }
-    struct tj_run_args args = {.leaves = leaves, .params = t->params};
-    ok = ok && tj_exprs_eval(x, &args, v);
-    for (uint32_t i = 0; ok && i < p->prog->nguards; i++)
-        ok = v[p->prog->guards[i].a] == v[p->prog->guards[i].b];
-    tj_free(shapes);
-    tj_free(leaves);
+    for (uint32_t i = 0; ok && i < g->nguards; i++) {
+        const struct tj_guard *q = &g->guards[i];
+        if (v[q->a] != v[q->b])
+            ok = missed(p, why, q->node, -1, q->a, v[q->a], v[q->b]);
+    }
     if (v != small)
         tj_free(v);
     return ok;
+}
+
+// Expressions that extents and guards are made of come first: nothing behind them is evaluated for a look-up.
+static uint32_t shape_exprs(const struct tj_program *g) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->nextents; i++)
+        if (g->extents[i] != TJ_EX_NONE && g->extents[i] >= n)
+            n = g->extents[i] + 1;
+    for (uint32_t i = 0; i < g->nguards; i++) {
+        n = g->guards[i].a >= n ? g->guards[i].a + 1 : n;
+        n = g->guards[i].b >= n ? g->guards[i].b + 1 : n;
+    }
+    return n;
 }
 
 // ---- instances ------------------------------------------------------------------------------------------------------
@@ -813,7 +799,7 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
 }
 
 static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg) {
-    struct tj_run_args args = {.leaves = seg->trace->leaves, .params = seg->trace->params};
+    struct tj_run_args args = {.trace = seg->trace, .leaves = seg->trace->leaves, .params = seg->trace->params};
     struct instance *in = instance_new(p, 1);
     size_t want = 0;
     if (in && tj_exprs_eval(&p->prog->exprs, &args, in->vals)) {

@@ -78,6 +78,10 @@ struct tj_program {
     uint32_t nsteps;
     struct tj_guard *guards;
     uint32_t nguards;
+    // Symbolic programs: the extents of every node of the trace that is needed, else TJ_EX_NONE; those of a node begin
+    // at extent_at. A trace that the program serves has these extents.
+    tj_ex *extents;
+    uint32_t *extent_at, nextents;
     uint32_t nouts, nops, nfused; // nfused: recorded ops without a step of their own
     tj_ex bytes_moved;            // of one run
 };

@@ -927,9 +927,10 @@ static bool finish(struct tj_sched *s) {
     }
     p->bytes_moved = total;
     for (uint32_t i = 0; i < g->nequal; i++) {
-        p->guards[i] = (struct tj_guard){g->equal[i].a, g->equal[i].b, g->equal[i].node};
+        if (!g->equal[i].fact) {
+            p->guards[p->nguards++] = (struct tj_guard){g->equal[i].a, g->equal[i].b, g->equal[i].node};
+        }
     }
-    p->nguards = g->nequal;
     p->nouts = g->seg->nouts;
     for (uint32_t i = 0; i < g->t->nnodes; i++) {
         p->nops += g->map[i] != TJ_NIL && tj_ops[g->t->nodes[i].op].cls != TJ_SOURCE;

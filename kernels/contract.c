@@ -58,14 +58,23 @@ static void choose_tiles(struct tj_contract *c, enum tj_cpu_level level, int64_t
 
 static int64_t hint(const struct tj_exprs *x, tj_ex e) { return tj_ex_hint(x, e); }
 
-static int64_t hint_dims(const struct tj_exprs *x, const struct tj_geom *g, int n) {
+// What the tiles are chosen for: a symbolic extent may become anything, so for one that wants both heights.
+static int64_t rows_hint(const struct tj_exprs *x, const struct tj_geom *g, int from, int to) {
+    enum { ANY = 97 };
     int64_t m = 1;
-    for (int d = 0; d < n; d++) {
+    for (int d = from; d < to; d++) {
+        if (!tj_ex_is_const(x, g->dims[d])) {
+            return ANY;
+        }
         if (!tj_size_mul(m, hint(x, g->dims[d]), &m)) {
             return INT64_MAX;
         }
     }
     return m;
+}
+static int64_t cols_hint(const struct tj_exprs *x, tj_ex e) {
+    int64_t n = hint(x, e);
+    return tj_ex_is_const(x, e) || n > 64 ? n : 64;
 }
 
 static bool choose(struct tj_contract *c, const struct tj_step *st, const struct tj_exprs *x, enum tj_cpu_level level) {
@@ -75,21 +84,17 @@ static bool choose(struct tj_contract *c, const struct tj_step *st, const struct
     c->width = tj_gemm_width(level, c->dtype);
     const int r = st->out.rank;
     if (st->kind == TJ_STEP_MATMUL && r >= 2) {
-        int64_t m = hint(x, st->out.dims[r - 2]);
         bool shared = true; // b has no batch of its own: rows of all batches are one matrix
         for (int d = 0; d < r - 2; d++) {
             shared &= tj_ex_known(x, st->b.strides[d], 0) || tj_ex_known(x, st->out.dims[d], 1);
         }
-        choose_tiles(c, level, shared ? hint_dims(x, &st->out, r - 1) : m, hint(x, st->out.dims[r - 1]), 0);
+        choose_tiles(c, level, rows_hint(x, &st->out, shared ? 0 : r - 2, r - 1), cols_hint(x, st->out.dims[r - 1]), 0);
     } else if (st->kind == TJ_STEP_CONV2D && r == 4) {
-        int64_t o = hint(x, st->out.dims[1]), g = st->conv.groups;
-        int64_t pixels = 1;
-        if (!tj_size_mul(hint(x, st->out.dims[2]), hint(x, st->out.dims[3]), &pixels)) {
-            pixels = INT64_MAX;
-        }
+        int64_t o = rows_hint(x, &st->out, 1, 2), g = st->conv.groups;
+        int64_t pixels = rows_hint(x, &st->out, 2, 4);
         choose_tiles(c, level, g > 0 ? o / g : o, pixels, TJ_TILE_OFFSETS);
     } else if (st->kind == TJ_STEP_SDPA && r >= 2) {
-        choose_tiles(c, level, hint(x, st->out.dims[r - 2]), hint(x, st->out.dims[r - 1]), 0);
+        choose_tiles(c, level, rows_hint(x, &st->out, r - 2, r - 1), cols_hint(x, st->out.dims[r - 1]), 0);
     } else {
         return false;
     }

@@ -5,6 +5,8 @@
 // bit (any NaN equals any NaN): pointwise ops, moves and reductions by contract, and matmul, linear and conv2d because
 // the interpreter adds in the same order. A failing graph is cut to its shortest failing prefix and printed.
 //
+// The same graphs over inputs of changing extents go through one region, whose plans become symbolic.
+//
 //     FUZZ_SEED=7 FUZZ_COUNT=100000 build/release/tests/test_fuzz
 #include "../trace/backend.h"
 #include "tj_test.h"
@@ -409,13 +411,21 @@ static void body(struct gen *g, int steps) {
     }
 }
 
-static void make_inputs(uint64_t seed, struct input *in) {
+// sizes: 0, or which other extents the inputs have.
+static void make_inputs(uint64_t seed, int sizes, struct input *in) {
     static const enum trace_dtype dtypes[NIN] = {TRACE_I64, TRACE_F32,  TRACE_F32, TRACE_F32,
                                                  TRACE_I32, TRACE_BF16, TRACE_F32};
     uint64_t r = seed * 77 + 1;
     int64_t m = 1 + (int64_t)(tj_test_random(&r) % 6), n = 1 + (int64_t)(tj_test_random(&r) % 20);
     if (tj_test_random(&r) % 16 == 0)
         n = 70;
+    uint64_t other = seed * 1009 + (uint64_t)sizes;
+    if (sizes) {
+        m = 2 + (int64_t)(tj_test_random(&other) % 7);
+        n = 2 + (int64_t)(tj_test_random(&other) % (sizes % 3 ? 12 : 80));
+    }
+    if (sizes % 7 == 5)
+        *(tj_test_random(&other) % 2 ? &m : &n) = (int64_t)(tj_test_random(&other) % 2);
     const int64_t dims[NIN][4] = {{5}, {m, n}, {n}, {2, 3, 5, 6}, {m, 1}, {3, m, n}, {4, n}};
     const size_t ranks[NIN] = {1, 2, 1, 4, 2, 3, 2};
     for (int i = 0; i < NIN; i++) {
@@ -446,15 +456,17 @@ static void make_inputs(uint64_t seed, struct input *in) {
     }
 }
 
-static void run_one(trace_context *ctx, uint64_t seed, int steps, struct outcome *o, FILE *log) {
+// region: to run in, or NULL: a new one.
+static void run_one(trace_context *ctx, trace_region *region, uint64_t seed, int sizes, int steps, struct outcome *o,
+                    FILE *log) {
     struct input *in = calloc(NIN, sizeof *in);
-    trace_region *r = NULL;
+    trace_region *r = region;
     struct gen g = {.rng = seed, .ctx = ctx, .o = o, .log = log};
     T *inputs[NIN], *outs[MAX_OUT] = {0};
     memset(o, 0, sizeof *o);
     ck_assert(in);
-    make_inputs(seed, in);
-    ck_assert(trace_region_create(ctx, "fuzz", NULL, &r) == TRACE_OK);
+    make_inputs(seed, sizes, in);
+    ck_assert(r || trace_region_create(ctx, "fuzz", NULL, &r) == TRACE_OK);
     for (int i = 0; i < NIN; i++) {
         inputs[i] = trace_from(ctx, in[i].dtype, in[i].data, in[i].dims, in[i].rank);
         ck_assert(inputs[i]);
@@ -480,8 +492,8 @@ static void run_one(trace_context *ctx, uint64_t seed, int steps, struct outcome
         o->out[i].rank = trace_rank(outs[i]);
         for (int d = 0; d < o->out[i].rank; d++)
             o->out[i].dims[d] = trace_size(outs[i], d);
-        static const size_t sizes[] = {1, 1, 4, 8, 2, 2, 4, 8};
-        o->out[i].bytes = (size_t)trace_numel(outs[i]) * sizes[o->out[i].dtype];
+        static const size_t widths[] = {1, 1, 4, 8, 2, 2, 4, 8};
+        o->out[i].bytes = (size_t)trace_numel(outs[i]) * widths[o->out[i].dtype];
         o->out[i].data = malloc(o->out[i].bytes + 1);
         ck_assert(o->out[i].data && trace_read(outs[i], o->out[i].data, o->out[i].bytes) == TRACE_OK);
         trace_release(outs[i]);
@@ -490,7 +502,8 @@ static void run_one(trace_context *ctx, uint64_t seed, int steps, struct outcome
         ck_assert(trace_read(inputs[i], o->inputs[i], in[i].bytes) == TRACE_OK);
         trace_release(inputs[i]);
     }
-    trace_region_release(r);
+    if (!region)
+        trace_region_release(r);
     free(in);
 }
 
@@ -557,10 +570,10 @@ static trace_context *contexts[IMPLS];
 // The first difference between implementations, twice with the fused one (its second run hits the cache); NULL: none.
 static const char *check(uint64_t seed, int steps, char *buf, size_t cap) {
     struct outcome o[IMPLS];
-    char what[400];
+    char what[700];
     const char *bad = NULL;
     for (int i = 0; i < IMPLS; i++)
-        run_one(contexts[i], seed, steps, &o[i], NULL);
+        run_one(contexts[i], NULL, seed, 0, steps, &o[i], NULL);
     for (int i = 1; i < IMPLS && !bad; i++) {
         if (!differ(&o[0], &o[i], what, sizeof what))
             continue;
@@ -577,6 +590,60 @@ static uint64_t env_number(const char *name, uint64_t otherwise) {
     return s ? strtoull(s, NULL, 10) : otherwise;
 }
 
+// The first difference between the interpreter and one region over changing extents; NULL: none.
+static const char *check_sizes(uint64_t seed, int dynamic, int steps, int variants, char *buf, size_t cap) {
+    trace_region *r;
+    const char *bad = NULL;
+    char what[700];
+    ck_assert(trace_region_create(contexts[FUSED], "sizes", TRACE_REGION_OPTIONS(.dynamic = dynamic), &r) == TRACE_OK);
+    for (int v = 0; v < variants && !bad; v++) {
+        struct outcome a, b;
+        run_one(contexts[INTERP], NULL, seed, v, steps, &a, NULL);
+        run_one(contexts[FUSED], r, seed, v, steps, &b, NULL);
+        if (differ(&a, &b, what, sizeof what)) {
+            (void)snprintf(buf, cap, "dynamic %d, sizes %d: %s", dynamic, v, what);
+            bad = buf;
+        }
+        outcome_free(&a);
+        outcome_free(&b);
+    }
+    trace_region_release(r);
+    return bad;
+}
+
+START_TEST(changing_extents) {
+    for (int i = 0; i < IMPLS; i++) {
+        ck_assert(setenv("TRACEJIT_NO", impl_env[i], 1) == 0);
+        ck_assert_msg(trace_context_create(NULL, &contexts[i]) == TRACE_OK, "%s", trace_last_error(NULL));
+    }
+    uint64_t seed = env_number("FUZZ_SEED", 1), count = env_number("FUZZ_COUNT", 150) / 3;
+    int steps = (int)env_number("FUZZ_STEPS", 12), failures = 0;
+    char why[800], shorter[800];
+    for (uint64_t s = seed; s < seed + count && failures < 5; s++) {
+        int dynamic = s % 2 ? TRACE_DYNAMIC_AUTO : TRACE_DYNAMIC_ON;
+        if (!check_sizes(s, dynamic, steps, 8, why, sizeof why))
+            continue;
+        int n = 1;
+        while (n < steps && !check_sizes(s, dynamic, n, 8, shorter, sizeof shorter))
+            n++;
+        (void)fprintf(stderr, "seed %llu: %s\n  shortest failing prefix, %d steps: %s\n", (unsigned long long)s, why, n,
+                      n < steps ? shorter : why);
+        struct outcome o;
+        run_one(contexts[INTERP], NULL, s, 0, n, &o, stderr);
+        outcome_free(&o);
+        failures++;
+    }
+    trace_stats st = {.size = sizeof st};
+    trace_context_stats(contexts[FUSED], &st);
+    if (getenv("FUZZ_COUNT"))
+        printf("%llu graphs for %llu runs\n", (unsigned long long)st.graphs, (unsigned long long)st.runs);
+    ck_assert(!strcmp(tj_backend_cpu.name, "none") || st.interpreted_ops == 0);
+    for (int i = 0; i < IMPLS; i++)
+        trace_context_release(contexts[i]);
+    ck_assert_msg(failures == 0, "%d graphs differ", failures);
+}
+END_TEST
+
 START_TEST(random_graphs) {
     for (int i = 0; i < IMPLS; i++) {
         ck_assert(setenv("TRACEJIT_NO", impl_env[i], 1) == 0);
@@ -584,7 +651,7 @@ START_TEST(random_graphs) {
     }
     uint64_t seed = env_number("FUZZ_SEED", 1), count = env_number("FUZZ_COUNT", 150);
     int steps = (int)env_number("FUZZ_STEPS", 18), failures = 0;
-    char why[600], shorter[600];
+    char why[800], shorter[800];
     for (uint64_t s = seed; s < seed + count; s++) {
         if (!check(s, steps, why, sizeof why))
             continue;
@@ -594,7 +661,7 @@ START_TEST(random_graphs) {
         (void)fprintf(stderr, "seed %llu: %s\n  shortest failing prefix, %d steps: %s\n", (unsigned long long)s, why, n,
                       n < steps ? shorter : why);
         struct outcome o;
-        run_one(contexts[INTERP], s, n, &o, stderr);
+        run_one(contexts[INTERP], NULL, s, 0, n, &o, stderr);
         outcome_free(&o);
         if (++failures >= 5)
             break;
@@ -611,4 +678,4 @@ START_TEST(random_graphs) {
 }
 END_TEST
 
-TJ_TEST_MAIN("fuzz", random_graphs)
+TJ_TEST_MAIN("fuzz", random_graphs, changing_extents)

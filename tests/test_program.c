@@ -6,6 +6,7 @@
 #include "../lib/cpu.h"
 #include "../lib/log.h"
 #include "../lib/strbuf.h"
+#include "../trace/dynamic.h"
 #include "../trace/interp.h"
 #include "program_eval.h"
 #include "tj_test.h"
@@ -268,6 +269,7 @@ static void run(struct world *w, const struct tj_segment *seg, const struct tj_p
         ck_assert_int_eq(trace_context_create(NULL, &ctx), TRACE_OK);
     }
     struct tj_run_args args = {.ctx = ctx,
+                               .trace = &w->t,
                                .leaves = w->t.leaves,
                                .params = w->t.params,
                                .outs = ptr,
@@ -324,13 +326,20 @@ static struct tj_program *build(struct world *w, uint32_t how, struct tj_segment
     static struct tj_cpu cpu;
     memset(&env, 0, sizeof env);
     env.kill = how & ~(uint32_t)SYMBOLIC;
-    *seg = (struct tj_segment){.trace = &w->t,
-                               .outs = w->outs,
-                               .nouts = w->nouts,
-                               .writes = w->writes,
-                               .nwrites = w->nwrites,
-                               .name = "test",
-                               .symbolic = how & SYMBOLIC};
+    *seg = (struct tj_segment){
+        .trace = &w->t, .outs = w->outs, .nouts = w->nouts, .writes = w->writes, .nwrites = w->nwrites, .name = "test"};
+    if (how & SYMBOLIC) { // all extents but ones
+        static struct tj_dynamic dyn;
+        tj_dynamic_free(&dyn);
+        ck_assert(tj_dynamic_init(&dyn, &w->t));
+        for (uint32_t i = 0; i < w->t.nleaves + w->t.nnodes; i++) {
+            uint32_t shape = i < w->t.nleaves ? w->t.leafkeys[i].shape : w->t.nodes[i - w->t.nleaves].shape;
+            bool counts = i < w->t.nleaves || tj_shape_is_argument(w->t.nodes[i - w->t.nleaves].op);
+            for (size_t d = 0; counts && d < tj_shape_rank(&w->t, shape); d++)
+                dyn.leaf[i] |= (uint8_t)((tj_shape_dims(&w->t, shape)[d] != 1) << d);
+        }
+        seg->dyn = &dyn;
+    }
     struct tj_program *p;
     tj_status s = tj_program_build(seg, &env, &cpu, &p);
     if (s) {

@@ -4,6 +4,19 @@
 #define TJ_TRACE_BACKEND_H
 #include "tensor.h"
 
+// Which extents of a segment are symbols rather than constants, so that its plan serves other sizes.
+struct tj_dynamic {
+    uint8_t *leaf; // one a leaf: bit d = extent of dim d
+    uint8_t *arg;  // one a node: bit d = extent d of its result is an argument of the op, and varies
+    bool args;     // arguments whose value is that of a symbol may vary, too, though nobody has seen it
+};
+// Why a symbolic plan doesn't serve a trace: an extent it has fixed, or two it needs to be equal.
+struct tj_guard_miss {
+    tj_ref node; // of both traces, whose extent or demand it is
+    int dim;     // its dim; -1: extents that the op needs to be equal
+    int64_t want, have;
+    char text[120]; // the plan's expression: "x0.1*4"
+};
 // A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are
 // the last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result. Order
 // contract: a kernel that reads a leaf's old content runs before the one that overwrites it.
@@ -13,11 +26,12 @@ struct tj_segment {
     uint32_t nouts;
     const tj_ref *writes;
     uint32_t nwrites;
-    const char *name;  // region name, for dumps and kernel names
-    int threads;       // at most this many; 0: the pool's
-    uint8_t math;      // enum trace_math
-    uint8_t precision; // enum trace_precision
-    bool symbolic;     // extents other than 1 are symbols: one plan for all sizes (single-op runs)
+    const char *name;             // region name, for dumps and kernel names
+    int threads;                  // at most this many; 0: the pool's
+    uint8_t math;                 // enum trace_math
+    uint8_t precision;            // enum trace_precision
+    bool symbolic;                // a plan with symbolic extents may serve it
+    const struct tj_dynamic *dyn; // to compile: the symbols; NULL: every extent is a constant of the plan
 };
 // First data error of a run. Kernels set it with one compare-exchange on `set`.
 struct tj_data_error {
@@ -29,6 +43,7 @@ struct tj_data_error {
 enum { TJ_DATA_INDEX, TJ_DATA_DIVISION, TJ_DATA_POWER };
 struct tj_run_args {
     trace_context *ctx;
+    const struct tj_trace *trace; // of this run: extents that are arguments of ops
     const struct tj_leaf *leaves; // as in the segment's trace, tensors of this run
     const struct tj_param *params;
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
@@ -109,8 +124,9 @@ struct tj_backend {
     tj_status (*compile)(void *state, const struct tj_segment *seg, struct tj_plan **plan, struct tj_plan_info *info);
     // All allocations happen before the first launch; a failure of those leaves leaves untouched.
     tj_status (*run)(struct tj_plan *plan, const struct tj_run_args *args);
-    // symbolic plans: whether the plan serves these extents (guards hold)
-    bool (*serves)(const struct tj_plan *plan, const struct tj_trace *trace);
+    // Symbolic plans: whether the plan serves a trace alike (tj_trace_alike) to the one it was made from. why: the
+    // first guard that doesn't hold; NULL: nobody asks.
+    bool (*serves)(const struct tj_plan *plan, const struct tj_trace *trace, struct tj_guard_miss *why);
     void (*release)(struct tj_plan *plan);
     // Resolves a run over these arguments (no outs; args->err has to stay) for good. run: nothing but kernels; reads
     // none of the tensors' handles. bind NULL: the backend has none.

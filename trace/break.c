@@ -104,7 +104,8 @@ void tj_segment_fill(const struct tj_box *b, struct tj_segment *s, const struct 
                              .threads = r->opt.threads,
                              .math = (uint8_t)r->opt.math,
                              .precision = (uint8_t)r->opt.matmul_precision,
-                             .symbolic = r->hidden};
+                             .symbolic =
+                                 b->run.ctx->backend->serves && (r->hidden || r->opt.dynamic != TRACE_DYNAMIC_OFF)};
 }
 
 // ---- what is used of what was stored --------------------------------------------------------------------------------
@@ -358,8 +359,8 @@ tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, cons
             return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for the last segment");
         tj_segment_fill(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
     }
-    return !seg->symbolic || tj_context_backend(run->ctx, run->region) ? tj_segment_plan(b, seg, site, false, e)
-                                                                       : TRACE_OK;
+    return !run->region->hidden || tj_context_backend(run->ctx, run->region) ? tj_segment_plan(b, seg, site, false, e)
+                                                                             : TRACE_OK;
 }
 
 // Whether the writes may happen: a live bound plan may read a packed copy of the memory.
@@ -722,46 +723,12 @@ out:
 
 // ---- learning -------------------------------------------------------------------------------------------------------
 
-// For a compile without a run: its hints of strides.
-bool tj_shadow_leaves(const struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves) {
-    static struct tj_storage none = {.flags = TJ_ST_PLACEHOLDER};
-    *tensors = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **tensors);
-    *leaves = tj_calloc(t->nleaves ? t->nleaves : 1, sizeof **leaves);
-    if (!*tensors || !*leaves)
-        return false;
-    for (uint32_t i = 0; i < t->nleaves; i++) {
-        const struct tj_leaf_key *k = &t->leafkeys[i];
-        struct trace_tensor *x = &(*tensors)[i];
-        atomic_init(&x->refs, 1);
-        x->dtype = k->dtype;
-        x->rank = k->rank;
-        x->layout = k->layout;
-        x->st = &none;
-        x->internal = true;
-        memcpy(x->dims, tj_shape_dims(t, k->shape), k->rank * sizeof *x->dims);
-        (void)tj_numel(x->dims, k->rank, &x->numel);
-        int64_t packed = 1; // strides of that layout class
-        for (int d = k->rank; d-- > 0;) {
-            switch (k->layout >> 2 * d & 3) {
-            case TJ_LAY_BROADCAST: x->strides[d] = 0; break;
-            case TJ_LAY_UNIT: x->strides[d] = 1; break;
-            case TJ_LAY_STRIDED: x->strides[d] = packed < 2 ? 3 : packed + 16; break;
-            default: x->strides[d] = packed; break;
-            }
-            packed = x->strides[d] * (x->dims[d] > 0 ? x->dims[d] : 1);
-        }
-        (*leaves)[i].tensor = x;
-    }
-    return true;
-}
-
 static void learn(struct tj_box *b, const struct tj_instance *in) {
     struct tj_learned *l = in->record;
     if (!in->entry)
         return;
     uint32_t n = 0;
     struct tj_trace t = in->entry->trace; // a shallow copy: only its leaves differ
-    struct trace_tensor *tensors = NULL;
     struct tj_leaf *leaves = NULL;
     // outs: target, musts, then what was used, as flush orders them
     if (!tj_grow((void **)&b->subouts, &b->capsubouts, l->trace.nnodes, sizeof *b->subouts))
@@ -783,13 +750,12 @@ static void learn(struct tj_box *b, const struct tj_instance *in) {
     struct tj_segment s;
     tj_segment_fill(b, &s, &t, b->subouts, n, l->writes, l->nwrites);
     if (!(n == in->entry->seg.nouts && !memcmp(b->subouts, in->entry->seg.outs, n * sizeof(tj_ref))) &&
-        tj_shadow_leaves(&t, &tensors, &leaves)) {
+        tj_shadow_leaves(&t, &leaves)) {
         t.leaves = leaves;
         struct tj_entry *e;
         struct tj_site site = {{NULL, 0}, "end", false, in->entry, false};
         (void)tj_segment_plan(b, &s, &site, true, &e); // when it fails the next run tries, and tells
     }
-    tj_free(tensors);
     tj_free(leaves);
 }
 

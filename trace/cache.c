@@ -10,23 +10,25 @@
 #include "../lib/strbuf.h"
 #include "region.h"
 
-#define RECORDS_A_GRAPH 4 // learned records kept a plan allowed
-#define ATTEMPTS 3        // times a signature is tried whose maker failed for want of memory
+#define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
+#define ATTEMPTS 3          // times a signature is tried whose maker failed for want of memory
+#define SYMBOLIC_ATTEMPTS 4 // times a symbolic plan is looked for or made, before an exact one
 
 // ---- table ----------------------------------------------------------------------------------------------------------
 
-tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic) {
+tj_status tj_cache_init(struct tj_cache *c, uint32_t max) {
     memset(c, 0, sizeof *c);
     c->max = max;
-    c->symbolic = symbolic;
     c->nbuckets = 16;
     while (c->nbuckets < 2 * max && c->nbuckets < 1u << 12)
         c->nbuckets *= 2;
     c->buckets = tj_calloc(c->nbuckets, sizeof *c->buckets);
+    c->families = tj_calloc(c->nbuckets, sizeof *c->families);
     c->records = tj_calloc(c->nbuckets, sizeof *c->records);
-    if (c->buckets && c->records)
+    if (c->buckets && c->families && c->records)
         return TRACE_OK;
     tj_free(c->buckets);
+    tj_free(c->families);
     tj_free(c->records);
     return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory for the plan table");
 }
@@ -43,8 +45,12 @@ static void make_whole(struct tj_cache *c) {
         return;
     c->ring = NULL;
     c->n = c->capring = c->hand = 0;
+    memset(c->families, 0, c->nbuckets * sizeof *c->families);
     for (uint32_t i = 0; i < c->nbuckets; i++) {
         for (struct tj_entry *e = c->buckets[i]; e && ok; e = e->next) {
+            struct tj_entry **family = &c->families[e->family & (c->nbuckets - 1)];
+            e->next_relative = *family;
+            *family = e;
             ok = tj_grow((void **)&c->ring, &c->capring, c->n + 1, sizeof *c->ring);
             if (ok)
                 c->ring[c->n++] = e;
@@ -52,6 +58,7 @@ static void make_whole(struct tj_cache *c) {
     }
     if (!ok) { // no memory: what was there is lost
         memset(c->buckets, 0, c->nbuckets * sizeof *c->buckets);
+        memset(c->families, 0, c->nbuckets * sizeof *c->families);
         c->n = 0;
     }
 }
@@ -64,6 +71,7 @@ static void entry_free(struct tj_entry *e) {
     tj_free(e->files);
     tj_free(e->why);
     tj_free(e->where);
+    tj_dynamic_free(&e->dyn);
     tj_trace_free(&e->trace);
     tj_free((void *)(uintptr_t)e->seg.outs);
     tj_free((void *)(uintptr_t)e->seg.writes);
@@ -111,6 +119,7 @@ void tj_cache_free(struct tj_cache *c) {
     }
     tj_free(c->ring);
     tj_free(c->buckets);
+    tj_free(c->families);
     tj_free(c->records);
 }
 
@@ -118,36 +127,16 @@ void tj_cache_free(struct tj_cache *c) {
 
 static uint64_t refs_hash(const tj_ref *a, uint32_t n, uint64_t h) { return tj_hash_bytes(a, n * sizeof *a, h); }
 
-// Signature of a symbolic segment: extents count only as being 1 or not.
-static uint64_t symbolic_hash(const struct tj_trace *t) {
-    uint64_t h = t->nnodes;
-    for (uint32_t i = 0; i < t->nnodes; i++) {
-        const struct tj_node *n = &t->nodes[i];
-        h = tj_hash_mix(h, (uint64_t)n->op << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
-        const tj_ref *in = tj_node_in(t, n);
-        for (uint32_t k = 0; k < n->nin; k++)
-            h = tj_hash_mix(h, in[k]);
-        const int64_t *d = tj_shape_dims(t, n->shape);
-        size_t rank = tj_shape_rank(t, n->shape);
-        uint64_t ones = rank;
-        for (size_t k = 0; k < rank; k++)
-            ones = ones << 1 | (d[k] == 1);
-        h = tj_hash_mix(h, ones);
-        h = tj_hash_bytes(t->attrs + n->attr, n->nattr * sizeof *t->attrs, h);
-    }
-    for (uint32_t i = 0; i < t->nleaves; i++) {
-        const struct tj_leaf_key *k = &t->leafkeys[i];
-        h = tj_hash_mix(h, (uint64_t)k->dtype << 48 | (uint64_t)k->layout << 32 | (uint64_t)k->flags << 16 | k->group);
-    }
-    return h;
+static uint64_t outs_hash(const struct tj_segment *s, uint64_t h) {
+    return refs_hash(s->writes, s->nwrites, refs_hash(s->outs, s->nouts, h));
 }
 
 static uint64_t segment_hash(const struct tj_segment *s) {
-    if (tj_hash_collide)
-        return 0;
-    uint64_t h = s->symbolic ? symbolic_hash(s->trace) : tj_trace_hash(s->trace);
-    h = refs_hash(s->outs, s->nouts, h);
-    return refs_hash(s->writes, s->nwrites, h);
+    return tj_hash_collide ? 0 : outs_hash(s, tj_trace_hash(s->trace));
+}
+
+static uint64_t family_hash(const struct tj_segment *s) {
+    return !s->symbolic ? 0 : tj_hash_collide ? 1 : outs_hash(s, tj_trace_alike_hash(s->trace)) | 1;
 }
 
 static bool same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb) {
@@ -159,14 +148,19 @@ static bool same_outs(const struct tj_segment *a, const struct tj_segment *b) {
            a->math == b->math && a->precision == b->precision && a->threads == b->threads && a->symbolic == b->symbolic;
 }
 
+static bool relatives(const struct tj_entry *e, const struct tj_segment *s) {
+    return same_outs(&e->seg, s) && tj_trace_alike(&e->trace, s->trace);
+}
+
 // Whether an entry (READY, if it is symbolic) serves the segment.
 static bool matches(const struct tj_entry *e, const struct tj_segment *s) {
-    if (!same_outs(&e->seg, s))
+    if (!e->symbolic)
+        return same_outs(&e->seg, s) && tj_trace_equal(&e->trace, s->trace);
+    if (!relatives(e, s) || atomic_load(&e->state) != TJ_E_READY)
         return false;
-    if (tj_trace_equal(&e->trace, s->trace))
-        return true;
-    return s->symbolic && atomic_load(&e->state) == TJ_E_READY && e->plan && e->ctx->backend->serves &&
-           e->ctx->backend->serves(e->plan, s->trace);
+    if (!e->plan) // the interpreter serves all sizes
+        return tj_dynamic_covers(&e->dyn, &e->trace, s->trace);
+    return e->ctx->backend->serves(e->plan, s->trace, NULL);
 }
 
 // ---- recompile reasons ----------------------------------------------------------------------------------------------
@@ -292,11 +286,37 @@ static uint32_t leaf_distance(const struct tj_trace *a, const struct tj_trace *b
     return n;
 }
 
+// A guard of a symbolic plan that a segment with trace `t` misses.
+static void explain_guard(const struct tj_trace *t, const struct tj_guard_miss *miss, uint32_t declared,
+                          struct reason *r) {
+    char name[64], op[260];
+    r->dim = miss->dim, r->from = miss->want, r->to = miss->have;
+    if (miss->dim < 0) {
+        (void)snprintf(r->text, sizeof r->text, "guard of %s: extents %lld and %lld have to be equal (%s)",
+                       tj_op_text(t, miss->node, op, sizeof op), (long long)miss->want, (long long)miss->have,
+                       miss->text);
+    } else if (t->nodes[miss->node].op == TJ_OP_LEAF) {
+        const struct tj_attr_leaf *leaf = tj_node_attr(t, &t->nodes[miss->node]);
+        r->input = leaf_name(t, (uint32_t)leaf->index, declared, name, sizeof name);
+        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d is %s in the symbolic graph (%lld), is %lld",
+                       name, miss->dim, miss->text, (long long)miss->want, (long long)miss->have);
+    } else {
+        (void)snprintf(r->text, sizeof r->text, "guard of %s: extent of dim %d has to be %s (%lld), is %lld",
+                       tj_op_text(t, miss->node, op, sizeof op), miss->dim, miss->text, (long long)miss->want,
+                       (long long)miss->have);
+    }
+}
+
 // Why `old` doesn't serve a segment with trace `new`.
 static void explain(const struct tj_entry *old, const struct tj_segment *s, uint32_t declared, struct reason *r) {
     const struct tj_trace *a = &old->trace, *b = s->trace;
     char x[260], y[260];
     *r = (struct reason){.input = -1, .dim = -1};
+    struct tj_guard_miss miss;
+    if (old->symbolic && old->plan && relatives(old, s) && !old->ctx->backend->serves(old->plan, b, &miss)) {
+        explain_guard(b, &miss, declared, r);
+        return;
+    }
     uint32_t same = common_ops(a, b);
     if (same < a->nnodes || same < b->nnodes) {
         if (same < a->nnodes && same < b->nnodes)
@@ -384,6 +404,19 @@ static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct 
 
 // ---- eviction -------------------------------------------------------------------------------------------------------
 
+static void unchain(struct tj_cache *c, struct tj_entry *e) {
+    struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
+    while (*p && *p != e)
+        p = &(*p)->next;
+    if (*p)
+        *p = e->next;
+    p = &c->families[e->family & (c->nbuckets - 1)];
+    while (*p && *p != e)
+        p = &(*p)->next_relative;
+    if (*p)
+        *p = e->next_relative;
+}
+
 // Takes the coldest entry out of the ring and table: a clock hand halves the credit that hits gave, and stops at an
 // entry without any. The lock is held. The table's reference is the caller's; NULL: all are being compiled.
 static struct tj_entry *evict(struct tj_cache *c) {
@@ -398,10 +431,7 @@ static struct tj_entry *evict(struct tj_cache *c) {
             c->hand++;
             continue;
         }
-        struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
-        while (*p != e)
-            p = &(*p)->next;
-        *p = e->next;
+        unchain(c, e);
         memmove(&c->ring[c->hand], &c->ring[c->hand + 1], (c->n - c->hand - 1) * sizeof *c->ring);
         c->n--;
         atomic_store(&e->evicted, true);
@@ -498,7 +528,7 @@ static tj_ref *copy_refs(const tj_ref *a, uint32_t n) {
 }
 
 static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
-                                  bool trimmed, uint64_t hash) {
+                                  bool trimmed, uint64_t hash, uint64_t family) {
     struct tj_entry *e = tj_calloc(1, sizeof *e);
     char where[64];
     if (!e)
@@ -511,7 +541,9 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
     e->asked_ns = tj_now_ns();
     e->ctx = b->run.ctx;
     e->hash = hash;
+    e->family = family;
     e->seg = *s;
+    e->seg.dyn = NULL;
     e->seg.trace = &e->trace;
     e->seg.outs = copy_refs(s->outs, s->nouts);
     e->seg.writes = copy_refs(s->writes, s->nwrites);
@@ -524,7 +556,8 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
         (void)snprintf(e->site, sizeof e->site, "%s", site->kind);
     else
         (void)snprintf(e->site, sizeof e->site, "%s at %s", site->kind, tj_loc_text(site->loc, where, sizeof where));
-    if (!e->seg.outs || !e->seg.writes || !tj_trace_copy(&e->trace, s->trace) || !own_files(e)) {
+    if (!e->seg.outs || !e->seg.writes || !tj_trace_copy(&e->trace, s->trace) || !own_files(e) ||
+        (family && !tj_dynamic_init(&e->dyn, s->trace))) {
         entry_free(e);
         return NULL;
     }
@@ -597,6 +630,8 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
                  e->site, ops);
         return;
     }
+    if (e->symbolic && !similar->symbolic && why.dim >= 0)
+        (void)snprintf(why.text + strlen(why.text), sizeof why.text - strlen(why.text), "; a symbol from now on");
     (void)TJ_COUNT_UP(c, recompiles, 1);
     keep_reason(&r->cache, e, &why, site->loc);
     tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",
@@ -614,11 +649,17 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
         struct tj_trace t = e->trace;
         struct tj_segment seg = e->seg;
         struct tj_plan *plan = NULL;
-        t.leaves = (struct tj_leaf *)(uintptr_t)leaves;
+        struct tj_leaf *shadows = NULL;
+        if (e->shadowed && !tj_shadow_leaves(&t, &shadows)) {
+            (void)snprintf(text, TJ_ERROR_MAX, "out of memory for a plan");
+            return TRACE_ERR_MEMORY;
+        }
+        t.leaves = shadows ? shadows : (struct tj_leaf *)(uintptr_t)leaves;
         seg.trace = &t;
         int saved = errno; // the compiler's own files and streams are no matter of the host's
         st = ctx->backend->compile(ctx->backend_state, &seg, &plan, &e->info);
         errno = saved;
+        tj_free(shadows);
         if (!st) {
             e->plan = plan;
             atomic_store_explicit(&r->plan_bytes, e->info.bytes_workspace, memory_order_relaxed);
@@ -636,23 +677,115 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
     return st;
 }
 
-static struct tj_entry *find(struct tj_cache *c, const struct tj_segment *s, uint64_t hash) {
-    for (struct tj_entry *e = c->buckets[hash & (c->nbuckets - 1)]; e; e = e->next) {
-        if (e->hash == hash && matches(e, s)) {
-            (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
-            return e;
+// An entry for the segment, with a reference: ready, or being made and likely to serve it.
+static struct tj_entry *find(struct tj_cache *c, const struct tj_segment *s, uint64_t hash, uint64_t family) {
+    struct tj_entry *coming = NULL, *e = c->buckets[hash & (c->nbuckets - 1)];
+    while (e && !(e->hash == hash && !e->symbolic && matches(e, s)))
+        e = e->next;
+    if (!e && family) {
+        e = c->families[family & (c->nbuckets - 1)];
+        while (e && !(e->family == family && e->symbolic && matches(e, s))) {
+            if (!coming && e->family == family && e->symbolic && atomic_load(&e->state) == TJ_E_COMPILING &&
+                relatives(e, s) && tj_dynamic_covers(&e->dyn, &e->trace, s->trace))
+                coming = e;
+            e = e->next_relative;
+        }
+        e = e ? e : coming;
+    }
+    if (e)
+        (void)atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    return e;
+}
+
+// ---- which extents become symbols -----------------------------------------------------------------------------------
+
+static bool small_symbol(const struct tj_dynamic *d, const struct tj_trace *t) {
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const int64_t *dims = tj_shape_dims(t, t->leafkeys[i].shape);
+        for (uint32_t k = 0; k < t->leafkeys[i].rank; k++) {
+            if (d->leaf[i] >> k & 1 && dims[k] < 2)
+                return true;
         }
     }
-    return NULL;
+    return false;
+}
+
+// Declared or all extents of declared inputs.
+static void add_declared(struct tj_dynamic *d, const struct trace_region *r, const struct tj_trace *t) {
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *k = &t->leafkeys[i];
+        if (r->opt.dynamic == TRACE_DYNAMIC_ON && (k->input || k->flags & TJ_LEAF_CARRIED)) {
+            d->leaf[i] = (uint8_t)((1u << k->rank) - 1);
+            d->args = true;
+        }
+        for (uint32_t n = 0; n < r->nbounds; n++) {
+            if (k->input == r->bounds[n].input + 1 && r->bounds[n].dim < k->rank) {
+                d->leaf[i] |= (uint8_t)(1u << r->bounds[n].dim);
+                d->args = true;
+            }
+        }
+    }
+}
+
+// Extents other than 1: what ops outside a region are compiled for.
+static void add_all(struct tj_dynamic *d, const struct tj_trace *t) {
+    for (uint32_t i = 0; i < t->nleaves + t->nnodes; i++) {
+        uint32_t shape = i < t->nleaves ? t->leafkeys[i].shape : t->nodes[i - t->nleaves].shape;
+        const int64_t *dims = tj_shape_dims(t, shape);
+        bool counts = i < t->nleaves || tj_shape_is_argument(t->nodes[i - t->nleaves].op);
+        for (size_t k = 0, rank = tj_shape_rank(t, shape); counts && k < rank; k++)
+            d->leaf[i] |= (uint8_t)((dims[k] != 1) << k);
+    }
+}
+
+// What of a new entry is symbolic: what is declared to be, and what has been seen with another value. A symbol whose
+// size is 0 or 1 now is no good hint of how to compile it: the trace of a relative is taken, if there is one that no
+// plan was made from yet. False: out of memory. The lock is held.
+static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, const struct tj_site *site,
+                           struct tj_entry *fresh) {
+    struct tj_dynamic *d = &fresh->dyn;
+    const struct tj_trace *t = &fresh->trace;
+    const struct tj_entry *other = NULL;
+    bool known = false;
+    if (r->hidden)
+        add_all(d, t);
+    else
+        add_declared(d, r, t);
+    if (site->like && site->like->symbolic && tj_trace_alike(&site->like->trace, t))
+        tj_dynamic_merge(d, &site->like->dyn, t);
+    struct tj_entry *first = c->families[fresh->family & (c->nbuckets - 1)];
+    for (struct tj_entry *e = first; e; e = e->next_relative) {
+        if (e->family != fresh->family || !relatives(e, &fresh->seg))
+            continue;
+        tj_dynamic_merge(d, &e->dyn, t);
+        tj_dynamic_differ(d, &e->trace, t);
+    }
+    fresh->symbolic = tj_dynamic_any(d, t);
+    if (!fresh->symbolic)
+        return true;
+    fresh->seg.dyn = d;
+    for (struct tj_entry *e = first; e; e = e->next_relative) {
+        if (e->family != fresh->family || !relatives(e, &fresh->seg))
+            continue;
+        known |= e->symbolic && tj_dynamic_equal(&e->dyn, d, t);
+        if (!small_symbol(d, &e->trace))
+            other = e;
+    }
+    if (known || !other || !small_symbol(d, t))
+        return true;
+    struct tj_trace copy;
+    tj_trace_init(&copy);
+    if (!tj_trace_copy(&copy, &other->trace))
+        return false;
+    tj_trace_free(&fresh->trace);
+    fresh->trace = copy;
+    fresh->shadowed = true;
+    return own_files(fresh);
 }
 
 static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
     make_whole(c);
-    struct tj_entry **p = &c->buckets[e->hash & (c->nbuckets - 1)];
-    while (*p && *p != e)
-        p = &(*p)->next;
-    if (*p)
-        *p = e->next;
+    unchain(c, e);
     uint32_t i = 0;
     while (i < c->n && c->ring[i] != e)
         i++;
@@ -664,9 +797,10 @@ static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
         c->hand--;
 }
 
-// Finds the entry, or enters a new one. *made: it's the caller's to compile.
+// Finds the entry, or enters a new one. *made: it's the caller's to compile. exact: without symbols.
 static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
-                                      bool trimmed, bool wait, uint64_t hash, bool *made, struct tj_entry **similar) {
+                                      bool trimmed, bool wait, bool exact, uint64_t hash, uint64_t family, bool *made,
+                                      struct tj_entry **similar) {
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;
@@ -674,11 +808,11 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     *similar = NULL;
     for (;;) {
         tj_lock(&c->lock);
-        e = find(c, s, hash);
+        e = find(c, s, hash, exact ? 0 : family);
         if (e || fresh)
             break;
         tj_unlock(&c->lock);
-        fresh = entry_new(b, s, site, trimmed, hash);
+        fresh = entry_new(b, s, site, trimmed, hash, family);
         if (!fresh) {
             (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for a plan", r->name);
             return NULL;
@@ -688,9 +822,10 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     if (!e) {
         make_whole(c);
         uint32_t cap = c->capring;
-        if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring)) {
+        if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&
+            (exact || !family || choose_symbols(c, r, site, fresh))) {
             c->capring = cap;
-            *similar = c->symbolic ? NULL : nearest(c, fresh->site_key, s);
+            *similar = r->hidden ? NULL : nearest(c, fresh->site_key, s);
             if (c->n >= c->max)
                 victim = evict(c);
             // In the ring just behind the hand, so that it is looked at last.
@@ -702,10 +837,14 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
             struct tj_entry **bucket = &c->buckets[hash & (c->nbuckets - 1)];
             fresh->next = *bucket;
             *bucket = fresh;
+            bucket = &c->families[family & (c->nbuckets - 1)];
+            fresh->next_relative = *bucket;
+            *bucket = fresh;
             e = fresh;
             fresh = NULL;
             *made = true;
         } else {
+            c->capring = cap;
             full = true;
         }
     } else {
@@ -756,12 +895,18 @@ tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struc
                         const struct tj_leaf *leaves, const struct tj_site *site, struct tj_entry *similar,
                         char *text) {
     tj_status st = compile(r, e, leaves, text);
-    bool lost = st == TRACE_ERR_MEMORY; // all else the interpreter runs
+    // All else the interpreter runs; what can't be compiled with symbols is tried without.
+    bool lost = st == TRACE_ERR_MEMORY || (st && e->symbolic && !r->hidden);
     if (!lost)
         count_made(count, e);
     publish(r, e, lost ? st : TRACE_OK);
-    if (lost)
+    if (lost) {
+        if (st != TRACE_ERR_MEMORY)
+            tj_event(r->ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, e->ms,
+                     "a graph with symbolic extents could not be compiled (%s), an exact one is made: %s", e->site,
+                     text);
         return st;
+    }
     if (st)
         tj_event(r->ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, e->ms,
                  "a graph of %u ops (%s) could not be compiled, the interpreter runs it: %s", e->trace.nnodes, e->site,
@@ -831,39 +976,41 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
                           struct tj_entry **out) {
     struct tj_entry **predict = &b->predict[b->segment < TJ_PREDICT ? b->segment : TJ_PREDICT - 1];
     struct tj_entry *e = *predict;
-    if (TJ_LIKELY(e && !trimmed && !s->symbolic && !atomic_load_explicit(&e->evicted, memory_order_relaxed) &&
-                  matches(e, s))) {
+    if (TJ_LIKELY(e && !trimmed && !atomic_load_explicit(&e->evicted, memory_order_relaxed) && matches(e, s))) {
         *out = hit(b, e);
         return TRACE_OK;
     }
-    uint64_t hash = segment_hash(s);
-    struct tj_entry **hint = &b->hints[hash % TJ_HINTS];
-    e = *hint;
-    if (e && !trimmed && e->hash == hash && !atomic_load_explicit(&e->evicted, memory_order_relaxed) && matches(e, s)) {
-        remember(predict, e);
-        *out = hit(b, e);
-        return TRACE_OK;
+    uint64_t hash = segment_hash(s), family = 0;
+    for (int symbolic = 0; symbolic < 1 + s->symbolic; symbolic++) {
+        family = symbolic ? family_hash(s) : 0;
+        e = b->hints[(symbolic ? family : hash) % TJ_HINTS];
+        if (e && !trimmed && e->symbolic == symbolic && (symbolic ? e->family == family : e->hash == hash) &&
+            !atomic_load_explicit(&e->evicted, memory_order_relaxed) && matches(e, s)) {
+            remember(predict, e);
+            *out = hit(b, e);
+            return TRACE_OK;
+        }
     }
     struct trace_region *r = b->run.region;
-    bool background = r->opt.background && !r->hidden;
+    bool background = r->opt.background && !r->hidden, exact = false, counted = false;
     for (int attempt = 0;; attempt++) {
-        bool made, counted = false;
+        bool made;
         struct tj_entry *similar;
-        e = find_or_enter(b, s, site, trimmed, !background, hash, &made, &similar);
+        e = find_or_enter(b, s, site, trimmed, !background, exact, hash, family, &made, &similar);
         if (!e)
             return TRACE_ERR_MEMORY;
         if (made) {
-            b->missed = counted = true;
-            if (!trimmed)
+            if (!trimmed && !counted)
                 TJ_BUMP(&b->count, misses, 1);
+            b->missed = counted = true;
             if (!background || !tj_background_add(r, e, s, site, similar)) {
                 char text[TJ_ERROR_MAX];
                 tj_status st = tj_entry_make(r, &b->count, e, s->trace->leaves, site, similar, text);
                 tj_entry_put(similar);
-                if (st != TRACE_ERR_MEMORY)
-                    break;
-                tj_entry_put(e);
-                return tj_fail(st, "%s", text);
+                if (st == TRACE_ERR_MEMORY) {
+                    tj_entry_put(e);
+                    return tj_fail(st, "%s", text);
+                }
             }
         }
         if (atomic_load(&e->state) == TJ_E_COMPILING) {
@@ -879,6 +1026,11 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
             }
         }
         if (atomic_load(&e->state) == TJ_E_READY) {
+            if (e->symbolic && !matches(e, s)) { // made for other sizes, with a guard against these
+                exact = attempt >= SYMBOLIC_ATTEMPTS;
+                tj_entry_put(e);
+                continue;
+            }
             if (!trimmed && !made)
                 (void)hit(b, e);
             break;
@@ -891,7 +1043,8 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         tj_entry_put(e);
         if (failed == TRACE_ERR_SHUTDOWN)
             return tj_fail(failed, "region '%s': its compile was cancelled by the shutdown of the context", r->name);
-        if (attempt >= ATTEMPTS)
+        exact |= failed == TRACE_ERR_COMPILE;
+        if (failed == TRACE_ERR_MEMORY && attempt >= ATTEMPTS)
             return tj_fail(failed, "region '%s': out of memory for a plan", r->name);
     }
     if (trimmed) {
@@ -899,7 +1052,7 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         *out = NULL;
         return TRACE_OK;
     }
-    remember(hint, e);
+    remember(&b->hints[(e->symbolic ? family : hash) % TJ_HINTS], e);
     remember(predict, e);
     tj_entry_put(e);
     *out = e;
@@ -929,6 +1082,7 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     memset(&err, 0, sizeof err);
     uint64_t launches = 0, moved = 0, interpreted = 0;
     struct tj_run_args args = {.ctx = ctx,
+                               .trace = s->trace,
                                .leaves = s->trace->leaves,
                                .params = s->trace->params,
                                .outs = outs,
@@ -975,14 +1129,14 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
 static uint64_t learned_hash(const struct tj_trace *t, tj_ref target, const tj_ref *writes, uint32_t nwrites) {
     if (tj_hash_collide)
         return 0;
-    return refs_hash(writes, nwrites, tj_hash_mix(tj_trace_hash(t), target));
+    return refs_hash(writes, nwrites, tj_hash_mix(tj_trace_alike_hash(t), target));
 }
 
 static struct tj_learned *find_learned(struct tj_cache *c, uint64_t hash, const struct tj_trace *t, tj_ref target,
                                        const tj_ref *writes, uint32_t nwrites) {
     for (struct tj_learned *l = c->records[hash & (c->nbuckets - 1)]; l; l = l->next) {
         if (l->hash == hash && l->target == target && same_refs(l->writes, l->nwrites, writes, nwrites) &&
-            tj_trace_equal(&l->trace, t)) {
+            tj_trace_alike(&l->trace, t)) {
             (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
             return l;
         }

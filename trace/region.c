@@ -206,7 +206,7 @@ tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region
         r->opt = *opt;
     if (!r->opt.max_graphs)
         r->opt.max_graphs = hidden ? EAGER_GRAPHS : DEFAULT_GRAPHS;
-    tj_status s = tj_cache_init(&r->cache, r->opt.max_graphs, hidden);
+    tj_status s = tj_cache_init(&r->cache, r->opt.max_graphs);
     if (s) {
         tj_free(copy);
         tj_free(r);

@@ -2,6 +2,7 @@
 #ifndef TJ_TRACE_REGION_H
 #define TJ_TRACE_REGION_H
 #include "context.h"
+#include "dynamic.h"
 
 #define TJ_SLOTS 64         // run objects a region keeps; threads beyond get one of their own for a run
 #define TJ_HINTS 16         // plans a run object remembers by hash
@@ -22,8 +23,8 @@ struct tj_site {
     bool ahead;                  // no run asks for it: trace_warmup
 };
 enum tj_entry_state { TJ_E_COMPILING, TJ_E_READY, TJ_E_DROPPED };
-// One signature and its plan. Keyed on the trace's keyed arrays, outs and writes; immutable once READY but for
-// counters.
+// One signature and its plan. Keyed on the trace's keyed arrays, outs and writes; a symbolic one on what traces that
+// are alike have in common, and on the guards of its plan. Immutable once READY but for counters.
 struct tj_entry {
     atomic_int refs;
     _Atomic uint8_t state;  // enum tj_entry_state
@@ -33,7 +34,11 @@ struct tj_entry {
     const void *maker;      // address of tj_current of the thread that entered it
     uint64_t asked_ns;      // when it was entered
     _Atomic uint64_t hits;
-    uint64_t hash;
+    bool symbolic;   // extents in `dyn` are symbols
+    bool shadowed;   // made from the trace of another plan, not from that of the run that asked
+    uint64_t hash;   // exact ones: of everything
+    uint64_t family; // of what traces that are alike have in common; 0: the region makes exact plans only
+    struct tj_dynamic dyn;
     struct tj_segment seg; // trace, outs and writes are the entry's own
     struct tj_trace trace;
     struct tj_plan *plan; // NULL: the interpreter runs it
@@ -47,9 +52,10 @@ struct tj_entry {
     char *why, *where; // made because of a recompile: its reason and host line. Under the cache's lock
     char **files;      // own copies of the places' file names
     uint32_t nfiles;
-    uint32_t declared;     // declared inputs, for naming leaves
-    bool trimmed;          // made from another plan of the same ops by storing less
-    struct tj_entry *next; // bucket chain
+    uint32_t declared;              // declared inputs, for naming leaves
+    bool trimmed;                   // made from another plan of the same ops by storing less
+    struct tj_entry *next;          // bucket chain
+    struct tj_entry *next_relative; // chain of its family's bucket
 };
 // What is known of the ops run at a break: which of their values later code used.
 struct tj_learned {
@@ -81,12 +87,12 @@ struct tj_reason {      // one line of the recompile report
 struct tj_cache {
     tj_mutex lock;         // never held while compiling or running
     tj_cond ready;         // an entry left COMPILING
-    bool symbolic;         // single-op runs: one plan serves many extents
     uint32_t max, n, hand; // entries allowed, there, and where the clock hand is
     struct tj_entry **ring;
     uint32_t capring;
-    uint32_t nbuckets; // power of two
-    struct tj_entry **buckets;
+    uint32_t nbuckets;          // power of two
+    struct tj_entry **buckets;  // exact entries, by hash
+    struct tj_entry **families; // all entries, by family
     uint32_t process; // in which ring and buckets were changed last
     struct tj_learned **records;
     uint32_t nrecords;
@@ -286,7 +292,7 @@ const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap); // "file:line
 
 // ---- segments (cache.c) -------------------------------------------------------------------------------------------
 
-tj_status tj_cache_init(struct tj_cache *c, uint32_t max, bool symbolic);
+tj_status tj_cache_init(struct tj_cache *c, uint32_t max);
 void tj_cache_free(struct tj_cache *c);
 // The plan of a segment: found, waited for, or made. The box's hints keep *out; the next call may drop it. trimmed:
 // made ahead of time, *out is NULL.
@@ -359,9 +365,6 @@ void tj_break_lint(struct tj_box *box, uint32_t nouts);
 // A segment with the region's options.
 void tj_segment_fill(const struct tj_box *box, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
                      uint32_t nouts, const tj_ref *writes, uint32_t nwrites);
-// Tensors as the leaf keys of t describe them, for a compile without a run; false: out of memory. Both arrays are freed
-// with tj_free in any case.
-bool tj_shadow_leaves(const struct tj_trace *t, struct trace_tensor **tensors, struct tj_leaf **leaves);
 // A graph break: runs what is needed for value n (TJ_NIL: only the writes). about: what the host writes next, or NULL.
 tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor *about, const struct tj_site *site,
                          const char *call);

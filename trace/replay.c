@@ -46,6 +46,7 @@ struct tj_recording {
     uint32_t ninputs, nleaves, nparams, nrules;
     struct tj_signature *inputs;
     struct tj_entry *entry;        // a reference
+    struct tj_trace trace;         // what was recorded: the entry's, or own for a symbolic plan
     struct trace_tensor **sources; // one a leaf: the captured handle, a reference; NULL: declared
     struct tj_param *params;
     struct tj_out_rule *rules;
@@ -80,6 +81,8 @@ static void recording_put(struct tj_recording *rec) {
         if (rec->rules[i].tensor)
             tj_tensor_drop(rec->rules[i].tensor);
     }
+    if (rec->entry && rec->entry->symbolic)
+        tj_trace_free(&rec->trace);
     tj_entry_put(rec->entry);
     tj_free(rec->inputs);
     tj_free(rec->sources);
@@ -147,6 +150,15 @@ static struct tj_recording *recording_new(const struct tj_box *b, enum recording
     }
     rec->entry = b->ended;
     (void)atomic_fetch_add_explicit(&rec->entry->refs, 1, memory_order_relaxed);
+    rec->trace = rec->entry->trace;
+    if (rec->entry->symbolic) { // made from other extents; its file names stay when the host's code goes
+        tj_trace_init(&rec->trace);
+        if (!tj_trace_copy(&rec->trace, t)) {
+            recording_put(rec);
+            return NULL;
+        }
+        memcpy(rec->trace.locs, rec->entry->trace.locs, t->nnodes * sizeof *t->locs);
+    }
     return rec;
 }
 
@@ -269,7 +281,7 @@ static struct tj_replay *replay_new(struct tj_box *b, struct tj_recording *rec) 
     }
     uint32_t n = rec->nleaves;
     p->rec = rec;
-    p->trace = rec->entry->trace;
+    p->trace = rec->trace;
     p->seg = rec->entry->seg;
     p->leaves = tj_calloc(n, sizeof *p->leaves);
     p->snaps = tj_calloc(n, sizeof *p->snaps);
@@ -646,11 +658,11 @@ static bool unsafe(const struct tj_box *b, struct why *why) {
 
 // Whether the run recorded what rec holds; else why tells the difference.
 static bool same(const struct tj_recording *rec, const struct tj_box *b, struct why *why) {
-    const struct tj_trace *t = &b->run.trace, *old = &rec->entry->trace;
+    const struct tj_trace *t = &b->run.trace, *old = &rec->trace;
     const struct tj_segment *s = &b->ended->seg, *o = &rec->entry->seg;
     char op[300];
     *why = (struct why){.loc = {NULL, 0}};
-    if (rec->entry != b->ended && !tj_trace_equal(old, t)) {
+    if ((rec->entry != b->ended || rec->entry->symbolic) && !tj_trace_equal(old, t)) {
         tj_ref i = 0;
         while (i < old->nnodes && i < t->nnodes && old->nodes[i].op == t->nodes[i].op &&
                old->nodes[i].dtype == t->nodes[i].dtype && old->nodes[i].nin == t->nodes[i].nin &&

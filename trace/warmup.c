@@ -392,7 +392,7 @@ static tj_status plan(struct tj_box *b, const struct kept *k, struct ahead *a) {
     }
     if (to)
         atomic_store_explicit(&to->learning, false, memory_order_relaxed);
-    if (!tj_shadow_leaves(&a->trace, &tensors, &leaves))
+    if (!tj_shadow_leaves(&a->trace, &leaves))
         goto out;
     struct tj_leaf *had = a->trace.leaves;
     a->trace.leaves = leaves;
@@ -409,7 +409,6 @@ out:
     tj_learned_put(to);
     tj_free(outs);
     tj_free(ws);
-    tj_free(tensors);
     tj_free(leaves);
     return st;
 }

@@ -207,7 +207,7 @@ int main(void) {
         pthread_join(t[i], NULL);
     CHECK(!trace_wait_ready(s.embed, 60000), "ready");
     trace_stats n = embed_stats(s.embed);
-    CHECK(n.graphs == 4, "a graph a shape for now: %llu", (unsigned long long)n.graphs);
+    CHECK(n.graphs == 1, "one graph, whatever batch and length: %llu", (unsigned long long)n.graphs);
     CHECK(n.breaks == 0 && n.errors == 2, "errors: %llu", (unsigned long long)n.errors);
     printf("%llu runs, %llu graphs, %d loops on own threads\n", (unsigned long long)n.runs,
            (unsigned long long)n.graphs, atomic_load(&loops));

@@ -1,0 +1,165 @@
+// tests/test_dynamic.c: symbolic extents: how many graphs changing shapes make, what guards say, the same bits as exact
+// plans.
+#include "../trace/backend.h"
+#include "tj_test.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef trace_tensor T;
+static trace_context *ctx;
+static struct {
+    int recompiles, fallbacks, input, dim;
+    int64_t from, to;
+    char what[600];
+} last;
+
+static void on_event(void *user, const trace_event *e) {
+    (void)user;
+    last.fallbacks += e->kind == TRACE_EVENT_FALLBACK;
+    if (e->kind != TRACE_EVENT_RECOMPILE)
+        return;
+    last.recompiles++;
+    last.input = e->input, last.dim = e->dim, last.from = e->from, last.to = e->to;
+    (void)snprintf(last.what, sizeof last.what, "%s", e->what);
+}
+
+static void open_context(void) {
+    memset(&last, 0, sizeof last);
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = on_event), &ctx));
+}
+#define NO_JIT (!strcmp(tj_backend_cpu.name, "none"))
+
+static T *tensor(uint64_t seed, const int64_t *dims, size_t rank) {
+    int64_t n = 1;
+    for (size_t i = 0; i < rank; i++)
+        n *= dims[i];
+    float *v = malloc((size_t)n * sizeof *v + 1);
+    ck_assert_ptr_nonnull(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = tj_test_uniform(&seed);
+    T *t = trace_from(ctx, TRACE_F32, v, dims, rank);
+    free(v);
+    ck_assert_ptr_nonnull(t);
+    return t;
+}
+#define TENSOR(seed, ...)                                                                                              \
+    tensor((seed), (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+// ---- models ---------------------------------------------------------------------------------------------------------
+
+enum { D = 24, HEADS = 3, FF = 40 };
+struct weights {
+    T *qkv, *qkv_b, *o, *up, *down, *ln, *pos;
+};
+static void load(struct weights *w) {
+    w->qkv = TENSOR(1, 3 * D, D);
+    w->qkv_b = TENSOR(2, 3 * D);
+    w->o = TENSOR(3, D, D);
+    w->up = TENSOR(4, FF, D);
+    w->down = TENSOR(5, D, FF);
+    w->ln = TENSOR(6, D);
+    w->pos = TENSOR(7, 512, D);
+}
+static void unload(struct weights *w) {
+    T *all[] = {w->qkv, w->qkv_b, w->o, w->up, w->down, w->ln, w->pos};
+    for (size_t i = 0; i < TJ_COUNT(all); i++)
+        trace_release(all[i]);
+}
+
+// A transformer layer over x [B, S, D] with sizes taken by trace_size, positions and masked mean pooling.
+static T *transformer(const struct weights *w, T *x, T *mask) {
+    int64_t b = trace_size(x, 0), s = trace_size(x, 1);
+    x = trace_add(x, trace_narrow(w->pos, 0, 0, s));
+    T *h = trace_layer_norm(x, TRACE_DIMS(D), w->ln, TRACE_NONE, 1e-5);
+    T *qkv = trace_reshape(trace_linear(trace_reshape(h, TRACE_DIMS(b * s, D)), w->qkv, w->qkv_b),
+                           TRACE_DIMS(b, s, 3, HEADS, D / HEADS));
+    T *q = trace_transpose(trace_select(qkv, 2, 0), 1, 2), *k = trace_transpose(trace_select(qkv, 2, 1), 1, 2);
+    T *v = trace_transpose(trace_select(qkv, 2, 2), 1, 2);
+    T *m = trace_reshape(trace_gt_f(mask, -0.9), TRACE_DIMS(b, 1, 1, s));
+    T *a = trace_scaled_dot_product_attention(q, k, v, m, false, 0, false);
+    a = trace_reshape(trace_transpose(a, 1, 2), TRACE_DIMS(b, s, D));
+    x = trace_add(x, trace_linear(a, w->o, TRACE_NONE));
+    T *f = trace_linear(trace_gelu(trace_linear(x, w->up, TRACE_NONE), TRACE_GELU_TANH), w->down, TRACE_NONE);
+    x = trace_add(x, f);
+    return trace_mean(trace_cat(TRACE_ARGS(x, trace_narrow(x, 1, 0, 1)), 1), TRACE_DIMS(1), false);
+}
+
+// Softmax and a sum by hand: attention taken apart.
+static T *attention(const struct weights *w, T *x, T *mask) {
+    T *s = trace_mul_f(trace_matmul(x, trace_transpose(x, 1, 2)), 0.25);
+    s = trace_add(s, trace_unsqueeze(mask, 1));
+    T *y = trace_matmul(trace_softmax(s, -1), x);
+    return trace_add(trace_rms_norm(y, w->ln, 1e-6), trace_mean(y, TRACE_DIMS(1), true));
+}
+
+typedef T *model_fn(const struct weights *, T *, T *);
+
+static T *run(trace_region *r, model_fn *f, const struct weights *w, int64_t b, int64_t s) {
+    T *x = TENSOR((uint64_t)(b * 1000 + s), b, s, D), *mask = TENSOR((uint64_t)(b + s), b, s), *y = NULL;
+    if (trace_begin(r, TRACE_ARGS(x, mask)))
+        y = f(w, x, mask);
+    TJ_ASSERT_OK(trace_end(r, &y, 1));
+    trace_release(x), trace_release(mask);
+    return y;
+}
+static void same(T *a, T *b, int64_t batch, int64_t length) {
+    size_t n = (size_t)trace_numel(a) * 4;
+    ck_assert_int_eq(trace_numel(a), trace_numel(b));
+    const void *p, *q;
+    TJ_ASSERT_OK(trace_data(a, &p));
+    TJ_ASSERT_OK(trace_data(b, &q));
+    ck_assert_msg(!n || !memcmp(p, q, n), "batch %lld, length %lld differ", (long long)batch, (long long)length);
+    trace_release(a), trace_release(b);
+}
+static uint64_t graphs(const trace_region *r) {
+    trace_stats s = {.size = sizeof s};
+    trace_region_stats(r, &s);
+    return s.graphs;
+}
+static trace_region *region(const char *name, int dynamic) {
+    trace_region *r;
+    TJ_ASSERT_OK(trace_region_create(ctx, name, TRACE_REGION_OPTIONS(.dynamic = dynamic), &r));
+    return r;
+}
+
+static const struct {
+    int64_t b, s;
+} sizes[] = {{2, 5},  {3, 9},  {4, 9}, {1, 9}, {3, 1},  {1, 1},   {2, 64}, {7, 33},
+             {16, 3}, {5, 16}, {0, 7}, {8, 8}, {24, 3}, {3, 128}, {2, 5},  {9, 9}};
+
+static void check_model(model_fn *f, int dynamic, bool declared, uint64_t most) {
+    struct weights w;
+    open_context();
+    load(&w);
+    trace_region *exact = region("exact", TRACE_DYNAMIC_OFF), *r = region("dynamic", dynamic);
+    if (declared) {
+        for (int i = 0; i < 2; i++) {
+            TJ_ASSERT_OK(trace_region_dynamic(r, i, 0, 0, 64));
+            TJ_ASSERT_OK(trace_region_dynamic(r, i, 1, 1, 512));
+        }
+    }
+    for (size_t i = 0; i < TJ_COUNT(sizes); i++)
+        same(run(r, f, &w, sizes[i].b, sizes[i].s), run(exact, f, &w, sizes[i].b, sizes[i].s), sizes[i].b, sizes[i].s);
+    if (!NO_JIT) {
+        ck_assert_msg(graphs(r) <= most, "%llu graphs: %s", (unsigned long long)graphs(r), last.what);
+        ck_assert_int_eq(last.fallbacks, 0);
+        ck_assert_uint_eq(graphs(exact), TJ_COUNT(sizes) - 1);
+    }
+    trace_region_release(exact), trace_region_release(r);
+    unload(&w);
+    trace_context_release(ctx);
+}
+
+START_TEST(transformer_auto) { check_model(transformer, TRACE_DYNAMIC_AUTO, false, 3); }
+END_TEST
+START_TEST(transformer_on) { check_model(transformer, TRACE_DYNAMIC_ON, false, 2); }
+END_TEST
+START_TEST(transformer_declared) { check_model(transformer, TRACE_DYNAMIC_AUTO, true, 2); }
+END_TEST
+START_TEST(attention_auto) { check_model(attention, TRACE_DYNAMIC_AUTO, false, 3); }
+END_TEST
+START_TEST(attention_declared) { check_model(attention, TRACE_DYNAMIC_AUTO, true, 2); }
+END_TEST
+
+TJ_TEST_MAIN("dynamic", transformer_auto, transformer_on, transformer_declared, attention_auto, attention_declared)

@@ -1,0 +1,152 @@
+// trace/dynamic.c: traces of the same ops over other extents: comparing them, and which extents become symbols.
+#include "dynamic.h"
+
+#include "../lib/hash.h"
+
+// ---- alike ----------------------------------------------------------------------------------------------------------
+
+static bool alike_leaf(const struct tj_leaf_key *a, const struct tj_leaf_key *b) {
+    return a->dtype == b->dtype && a->rank == b->rank && a->layout == b->layout && a->flags == b->flags &&
+           a->group == b->group && a->input == b->input;
+}
+
+bool tj_trace_alike(const struct tj_trace *a, const struct tj_trace *b) {
+    if (a->nnodes != b->nnodes || a->nattrs != b->nattrs || a->noperands != b->noperands || a->nleaves != b->nleaves ||
+        !tj_same(a->attrs, b->attrs, a->nattrs * sizeof *a->attrs) ||
+        !tj_same(a->operands, b->operands, a->noperands * sizeof *a->operands))
+        return false;
+    for (uint32_t i = 0; i < a->nnodes; i++) {
+        const struct tj_node *x = &a->nodes[i], *y = &b->nodes[i];
+        if (x->op != y->op || x->dtype != y->dtype || x->nattr != y->nattr || x->nin != y->nin || x->attr != y->attr ||
+            memcmp(x->in, y->in, sizeof x->in) || a->dims[x->shape] != b->dims[y->shape])
+            return false;
+    }
+    for (uint32_t i = 0; i < a->nleaves; i++) {
+        if (!alike_leaf(&a->leafkeys[i], &b->leafkeys[i]))
+            return false;
+    }
+    return true;
+}
+
+uint64_t tj_trace_alike_hash(const struct tj_trace *t) {
+    if (tj_hash_collide)
+        return 0;
+    uint64_t h = t->nnodes;
+    for (uint32_t i = 0; i < t->nnodes; i++) {
+        const struct tj_node *n = &t->nodes[i];
+        h = tj_hash_mix(h, (uint64_t)n->op << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
+        h = tj_hash_mix(h, (uint64_t)n->in[0] << 32 | n->in[1]);
+        h = tj_hash_mix(h, (uint64_t)n->in[2] << 32 | (n->in[3] ^ (uint32_t)t->dims[n->shape] << 24));
+    }
+    h = tj_hash_bytes(t->operands, t->noperands * sizeof *t->operands, h);
+    h = tj_hash_bytes(t->attrs, t->nattrs * sizeof *t->attrs, h);
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *k = &t->leafkeys[i];
+        h = tj_hash_mix(h, (uint64_t)k->dtype << 48 | (uint64_t)k->layout << 32 | (uint64_t)k->flags << 16 | k->group);
+    }
+    return h;
+}
+
+bool tj_shape_is_argument(uint16_t op) {
+    return op == TJ_OP_RESHAPE || op == TJ_OP_EXPAND || op == TJ_OP_SLICE || op == TJ_OP_AS_STRIDED ||
+           op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
+}
+
+// ---- masks ----------------------------------------------------------------------------------------------------------
+
+bool tj_dynamic_init(struct tj_dynamic *d, const struct tj_trace *t) {
+    *d = (struct tj_dynamic){.leaf = tj_calloc(t->nleaves + t->nnodes + 1, 1)};
+    if (!d->leaf)
+        return false;
+    d->arg = d->leaf + t->nleaves;
+    return true;
+}
+
+void tj_dynamic_free(struct tj_dynamic *d) {
+    tj_free(d->leaf);
+    *d = (struct tj_dynamic){0};
+}
+
+bool tj_dynamic_any(const struct tj_dynamic *d, const struct tj_trace *t) {
+    bool any = false;
+    for (uint32_t i = 0; i < t->nleaves + t->nnodes; i++)
+        any |= d->leaf[i] != 0;
+    return any;
+}
+
+static uint8_t differing(const struct tj_trace *a, uint32_t x, const struct tj_trace *b, uint32_t y) {
+    const int64_t *p = tj_shape_dims(a, x), *q = tj_shape_dims(b, y);
+    uint8_t mask = 0;
+    for (size_t d = 0, rank = tj_shape_rank(a, x); d < rank; d++) {
+        if (p[d] != q[d])
+            mask |= (uint8_t)(1u << d);
+    }
+    return mask;
+}
+
+void tj_dynamic_differ(struct tj_dynamic *d, const struct tj_trace *a, const struct tj_trace *b) {
+    for (uint32_t i = 0; i < a->nleaves; i++)
+        d->leaf[i] |= differing(a, a->leafkeys[i].shape, b, b->leafkeys[i].shape);
+    for (uint32_t i = 0; i < a->nnodes; i++) {
+        if (tj_shape_is_argument(a->nodes[i].op))
+            d->arg[i] |= differing(a, a->nodes[i].shape, b, b->nodes[i].shape);
+    }
+}
+
+void tj_dynamic_merge(struct tj_dynamic *d, const struct tj_dynamic *from, const struct tj_trace *t) {
+    for (uint32_t i = 0; i < t->nleaves + t->nnodes; i++)
+        d->leaf[i] |= from->leaf[i];
+    d->args |= from->args;
+}
+
+bool tj_dynamic_equal(const struct tj_dynamic *a, const struct tj_dynamic *b, const struct tj_trace *t) {
+    return a->args == b->args && !memcmp(a->leaf, b->leaf, t->nleaves + t->nnodes);
+}
+
+bool tj_dynamic_covers(const struct tj_dynamic *d, const struct tj_trace *a, const struct tj_trace *b) {
+    for (uint32_t i = 0; i < a->nleaves; i++) {
+        if (differing(a, a->leafkeys[i].shape, b, b->leafkeys[i].shape) & ~d->leaf[i])
+            return false;
+    }
+    for (uint32_t i = 0; i < a->nnodes && !d->args; i++) {
+        if (tj_shape_is_argument(a->nodes[i].op) && differing(a, a->nodes[i].shape, b, b->nodes[i].shape) & ~d->arg[i])
+            return false;
+    }
+    return true;
+}
+
+// ---- leaves without memory ------------------------------------------------------------------------------------------
+
+bool tj_shadow_leaves(const struct tj_trace *t, struct tj_leaf **leaves) {
+    static struct tj_storage none = {.flags = TJ_ST_PLACEHOLDER};
+    size_t n = t->nleaves ? t->nleaves : 1, head = (n * sizeof **leaves + 63) / 64 * 64;
+    unsigned char *m = tj_calloc(1, head + n * sizeof(struct trace_tensor));
+    if (!m)
+        return false;
+    struct trace_tensor *tensors = (struct trace_tensor *)(void *)(m + head);
+    *leaves = (struct tj_leaf *)(void *)m;
+    for (uint32_t i = 0; i < t->nleaves; i++) {
+        const struct tj_leaf_key *k = &t->leafkeys[i];
+        struct trace_tensor *x = &tensors[i];
+        atomic_init(&x->refs, 1);
+        x->dtype = k->dtype;
+        x->rank = k->rank;
+        x->layout = k->layout;
+        x->st = &none;
+        x->internal = true;
+        memcpy(x->dims, tj_shape_dims(t, k->shape), k->rank * sizeof *x->dims);
+        (void)tj_numel(x->dims, k->rank, &x->numel);
+        int64_t packed = 1; // strides of that layout class
+        for (int d = k->rank; d-- > 0;) {
+            switch (k->layout >> 2 * d & 3) {
+            case TJ_LAY_BROADCAST: x->strides[d] = 0; break;
+            case TJ_LAY_UNIT: x->strides[d] = 1; break;
+            case TJ_LAY_STRIDED: x->strides[d] = packed < 2 ? 3 : packed + 16; break;
+            default: x->strides[d] = packed; break;
+            }
+            packed = x->strides[d] * (x->dims[d] > 0 ? x->dims[d] : 1);
+        }
+        (*leaves)[i].tensor = x;
+    }
+    return true;
+}
