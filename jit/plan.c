@@ -47,8 +47,8 @@ struct tj_plan {
     struct plan_step *steps;
     uint32_t *first, *last, *order; // per buffer: liveness; scratch for placement goes with the instance
     uint32_t nivals, nbufargs, nsvals;
-    int threads;  // 0: the pool's
-    bool dynamic; // some expression is not a constant
+    int threads;                 // 0: the pool's
+    bool dynamic;                // some expression is not a constant
     uint32_t nshape;             // expressions that a look-up of a symbolic plan evaluates
     char *text;                  // schedule, for reports
     struct tj_step_notes *notes; // one a step

@@ -203,7 +203,8 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
         tj_free(packed);
         return tj_fail(TRACE_ERR_MEMORY, "trace_end_bind: out of memory");
     }
-    struct tj_run_args args = {.ctx = ctx, .trace = seg.trace, .leaves = seg.trace->leaves, .params = seg.trace->params, .err = &p->err};
+    struct tj_run_args args = {
+        .ctx = ctx, .trace = seg.trace, .leaves = seg.trace->leaves, .params = seg.trace->params, .err = &p->err};
     struct tj_bind ask = {opt.memory, opt.memory_bytes, opt.use_pool, 0, packed};
     s = pin(b, seg.trace, p, loc);
     if (!s) {

@@ -387,6 +387,7 @@ tj_status tj_check_bind(struct tj_box *b, const struct tj_segment *s, struct tj_
     memset(&err, 0, sizeof err);
     uint64_t launches = 0, moved = 0, interpreted = 0;
     struct tj_run_args args = {.ctx = b->run.ctx,
+                               .trace = s->trace,
                                .leaves = s->trace->leaves,
                                .params = s->trace->params,
                                .err = &err,

@@ -68,6 +68,7 @@ static tj_status run_plan(struct find *f, const tj_ref *outs, uint32_t n, struct
     seg.nouts = n;
     seg.nwrites = writes ? seg.nwrites : 0;
     seg.symbolic = false;
+    seg.dyn = NULL;
     seg.name = "check";
     tj_status st = f->ctx->backend->compile(f->ctx->backend_state, &seg, &plan, &info);
     if (st)

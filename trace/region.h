@@ -93,7 +93,7 @@ struct tj_cache {
     uint32_t nbuckets;          // power of two
     struct tj_entry **buckets;  // exact entries, by hash
     struct tj_entry **families; // all entries, by family
-    uint32_t process; // in which ring and buckets were changed last
+    uint32_t process;           // in which ring and buckets were changed last
     struct tj_learned **records;
     uint32_t nrecords;
     _Atomic uint64_t code; // bytes of code of the plans here

@@ -129,7 +129,8 @@ int main(void) {
     printf("%llu runs, %llu graphs, %llu recompiles\n", (unsigned long long)s.runs, (unsigned long long)s.graphs,
            (unsigned long long)s.recompiles);
     CHECK(s.runs == THREADS * TURNS, "runs");
-    CHECK(s.graphs == 1, "one graph, whatever the batch and however many threads ask: %llu", (unsigned long long)s.graphs);
+    CHECK(s.graphs == 1, "one graph, whatever the batch and however many threads ask: %llu",
+          (unsigned long long)s.graphs);
     /* a batch outside the bounds is refused, and the next one is fine */
     CHECK(eval(&n, planes, 0, policy, value) == TRACE_ERR_SHAPE, "batch 0");
     CHECK(!eval(&n, planes, 1, policy, value), "batch 1");
