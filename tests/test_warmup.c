@@ -816,7 +816,7 @@ START_TEST(save_and_load) {
                             "count 2 0:f32[4,5]\nother 0\nend 3\n");
     close_all();
     // Loaded before the first run: the plans are made at its end.
-    open_all(NULL);
+    open_all(TRACE_REGION_OPTIONS(.dynamic = TRACE_DYNAMIC_OFF));
     TJ_ASSERT_OK(trace_profile_load(region, path));
     ck_assert_uint_eq(stats().graphs, 0);
     run_shape(region, 9, 5);
@@ -833,11 +833,17 @@ START_TEST(save_and_load) {
     ck_assert_ptr_nonnull(strstr(get(), "end 4\n"));
     close_all();
     // Loaded when there is a recording: at once.
-    open_all(TRACE_REGION_OPTIONS(.max_graphs = 4));
+    open_all(TRACE_REGION_OPTIONS(.max_graphs = 4, .dynamic = TRACE_DYNAMIC_OFF));
     run_shape(region, 100, 5);
     TJ_ASSERT_OK(trace_profile_load(region, path));
     ck_assert_uint_eq(stats().graphs, 3); // half of max_graphs
     ck_assert_uint_eq(stats().misses, 1);
+    close_all();
+    // With symbols, one plan more serves them all.
+    open_all(NULL);
+    TJ_ASSERT_OK(trace_profile_load(region, path));
+    run_shape(region, 9, 5);
+    ck_assert_uint_eq(stats().graphs, 2);
     close_all();
     // Of another model: counted, but nothing can be made of it.
     put("tracejit-profile 1\nregion \"model\"\ncount 7 0:f32[2,5] 1:i64[8]\ncount 1 0:f64[2,5]\nother 3\nend 2\n");

@@ -617,6 +617,8 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
     struct reason why = {.input = -1, .dim = -1};
     if (similar && (!e->trimmed || site->ahead))
         explain(similar, &e->seg, e->declared, &why);
+    if (e->symbolic && similar && !similar->symbolic && why.dim >= 0)
+        (void)snprintf(why.text + strlen(why.text), sizeof why.text - strlen(why.text), "; a symbol from now on");
     if (site->ahead) {
         tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms,
                  "warm-up%s%s (%s): %s", why.text[0] ? ": " : "", why.text, e->site, ops);
@@ -630,8 +632,6 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
                  e->site, ops);
         return;
     }
-    if (e->symbolic && !similar->symbolic && why.dim >= 0)
-        (void)snprintf(why.text + strlen(why.text), sizeof why.text - strlen(why.text), "; a symbol from now on");
     (void)TJ_COUNT_UP(c, recompiles, 1);
     keep_reason(&r->cache, e, &why, site->loc);
     tj_event(r->ctx, r, TRACE_EVENT_RECOMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms, "%s (%s): %s",

@@ -364,7 +364,6 @@ static tj_status plan(struct tj_box *b, const struct kept *k, struct ahead *a) {
     struct tj_learned *from = k->record, *to = NULL;
     const tj_ref *writes = from ? from->writes : k->writes;
     uint32_t nwrites = from ? from->nwrites : k->nwrites, n = 0, nw = 0;
-    struct trace_tensor *tensors = NULL;
     tj_ref *outs = tj_malloc((k->nouts + k->trace->nnodes + 1) * sizeof *outs);
     tj_ref *ws = tj_malloc(nwrites * sizeof *ws);
     tj_status st = TRACE_ERR_MEMORY;
