@@ -259,6 +259,15 @@ TRACE_API enum trace_status trace_explain(const trace_region *r, enum trace_form
  * kernel longer. Bound runs are never timed. Any thread. */
 TRACE_API enum trace_status trace_region_profile(trace_region *r, bool on);
 
+/* Writes what happens in the context to a file, as Chrome trace events (JSON; ui.perfetto.dev opens it): runs,
+ * recording, segments, kernels, compiles with their parts, breaks, recompiles and other events, with thread, region and
+ * host line. The file is valid JSON at any time; the last events are there after stop, or when the context goes. Events
+ * that found no room are counted in it. Bound runs are not in it. TRACEJIT_TIMELINE=file starts one when a context is
+ * created. Any thread. Errors: start: TRACE_ERR_ARGUMENT (NULL, or a file that can't be written), STATE (one is being
+ * written), MEMORY; stop: STATE (none is), ARGUMENT (the last events can't be written). */
+TRACE_API enum trace_status trace_timeline_start(trace_context *ctx, const char *path);
+TRACE_API enum trace_status trace_timeline_stop(trace_context *ctx);
+
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
 /* Making tensors. dims: rank extents, each at least 0 (TRACE_DIMS, or TRACE_SCALAR for 0-d). The caller owns the

@@ -265,6 +265,8 @@ class context {
         trace_context_stats(c_, &s);
         return s;
     }
+    status timeline_start(const char *path) const { return trace_timeline_start(c_, path); }
+    status timeline_stop() const { return trace_timeline_stop(c_); }
     std::string report(trace_format f = TRACE_FORMAT_TEXT) const {
         std::string text;
         std::size_t need = 0;

@@ -1,4 +1,4 @@
-// lib/file.c: small files as a whole: reading with a limit, replacing by renaming a new one.
+// lib/file.c: small files as a whole: reading with a limit, replacing by renaming a new one; files written in pieces.
 #include "file.h"
 
 #include <errno.h>
@@ -89,4 +89,42 @@ bool tj_file_replace(const char *path, const void *data, size_t n, char *why, si
     tj_free(temp);
     errno = saved;
     return ok;
+}
+
+int tj_file_create(const char *path, char *why, size_t cap) {
+    int saved = errno, fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        say(why, cap, "can't be made", errno);
+    errno = saved;
+    return fd;
+}
+
+bool tj_file_write_at(int fd, uint64_t at, const void *data, size_t n) {
+    int saved = errno;
+    const char *p = data;
+    while (n) {
+        ssize_t k = pwrite(fd, p, n, (off_t)at);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k <= 0)
+            break;
+        p += k;
+        at += (uint64_t)k;
+        n -= (size_t)k;
+    }
+    errno = saved;
+    return n == 0;
+}
+
+void tj_file_cut(int fd, uint64_t size) {
+    int saved = errno;
+    int failed = ftruncate(fd, (off_t)size); // then nothing more can be done for the file
+    (void)failed;
+    errno = saved;
+}
+
+void tj_file_close(int fd) {
+    int saved = errno;
+    (void)close(fd);
+    errno = saved;
 }

@@ -109,10 +109,10 @@ void tj_log(const struct tj_env *e, enum tj_log_topic t, const char *fmt, ...) {
 // ---- environment ----------------------------------------------------------------------------
 
 // Variables are read again for each context; what is wrong with one is said once in a process.
-enum variable { VAR_LOG, VAR_NO, VAR_DUMP, VAR_LLVM, VAR_CPU, VAR_DISABLE, VAR_CHECK, VAR_PERF, VARS };
+enum variable { VAR_LOG, VAR_NO, VAR_DUMP, VAR_LLVM, VAR_CPU, VAR_DISABLE, VAR_CHECK, VAR_PERF, VAR_TIMELINE, VARS };
 static const char *const variables[VARS] = {
-    "TRACEJIT_LOG", "TRACEJIT_NO",      "TRACEJIT_DUMP",  "TRACEJIT_LLVM",
-    "TRACEJIT_CPU", "TRACEJIT_DISABLE", "TRACEJIT_CHECK", "TRACEJIT_PERF",
+    "TRACEJIT_LOG",     "TRACEJIT_NO",    "TRACEJIT_DUMP", "TRACEJIT_LLVM",     "TRACEJIT_CPU",
+    "TRACEJIT_DISABLE", "TRACEJIT_CHECK", "TRACEJIT_PERF", "TRACEJIT_TIMELINE",
 };
 static _Atomic bool reported[VARS];
 
@@ -175,6 +175,7 @@ void tj_env_read(struct tj_env *e) {
     e->kill = words(VAR_NO, kills, TJ_KILLS, 0);
     copy(VAR_DUMP, e->dump, sizeof e->dump);
     copy(VAR_LLVM, e->llvm, sizeof e->llvm);
+    copy(VAR_TIMELINE, e->timeline, sizeof e->timeline);
     if (words(VAR_CPU, levels, (int)TJ_COUNT(levels), 0)) {
         copy(VAR_CPU, e->cpu, sizeof e->cpu);
     }

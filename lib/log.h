@@ -16,14 +16,15 @@ enum tj_log_topic {
 };
 
 struct tj_env {
-    uint32_t log;   // bit per tj_log_topic; "all" sets every bit
-    bool disable;   // TRACEJIT_DISABLE=1: every op is a single-op run
-    bool check;     // TRACEJIT_CHECK=1: every plan run is compared with the interpreter
-    bool perf;      // TRACEJIT_PERF=1: kernels are told to perf and to GDB
-    char dump[512]; // TRACEJIT_DUMP directory, "" when unset
-    char llvm[512]; // TRACEJIT_LLVM: path of the compiler module, "" for the default search
-    char cpu[64];   // TRACEJIT_CPU: portable, avx2, avx512: forces a feature level; "" for the best
-    uint32_t kill;  // bit per TRACEJIT_NO=<name,...> optimisation switch, see tj_kill
+    uint32_t log;       // bit per tj_log_topic; "all" sets every bit
+    bool disable;       // TRACEJIT_DISABLE=1: every op is a single-op run
+    bool check;         // TRACEJIT_CHECK=1: every plan run is compared with the interpreter
+    bool perf;          // TRACEJIT_PERF=1: kernels are told to perf and to GDB
+    char timeline[512]; // TRACEJIT_TIMELINE: file of trace events, "" when unset
+    char dump[512];     // TRACEJIT_DUMP directory, "" when unset
+    char llvm[512];     // TRACEJIT_LLVM: path of the compiler module, "" for the default search
+    char cpu[64];       // TRACEJIT_CPU: portable, avx2, avx512: forces a feature level; "" for the best
+    uint32_t kill;      // bit per TRACEJIT_NO=<name,...> optimisation switch, see tj_kill
 };
 enum tj_kill {
     TJ_KILL_FUSE,

@@ -21,6 +21,23 @@ uint64_t tj_now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+uint32_t tj_thread_id(void) {
+    static _Thread_local uint32_t id, process; // a child of fork has another
+    if (!id || process != tj_process()) {
+        id = (uint32_t)syscall(SYS_gettid);
+        process = tj_process();
+    }
+    return id;
+}
+
+uint32_t tj_process_id(void) { return (uint32_t)getpid(); }
+
+void tj_thread_name(char *buf, size_t cap) {
+    char name[16] = "";
+    (void)pthread_getname_np(pthread_self(), name, sizeof name);
+    (void)snprintf(buf, cap, "%s", name);
+}
+
 // ---- processor count ------------------------------------------------------------------------
 
 static int affinity_count(void) {

@@ -25,7 +25,11 @@ void tj_cond_wake(tj_cond *c);
 // will finish.
 uint32_t tj_process(void);
 uint64_t tj_now_ns(void); // monotonic
-int tj_cpu_count(void);   // affinity mask and cgroup quota respected, at least 1
+// Number of the calling thread, as the system and its debuggers show it, and its name (16 bytes at most).
+uint32_t tj_thread_id(void);
+uint32_t tj_process_id(void); // of the process, as the system numbers it
+void tj_thread_name(char *buf, size_t cap);
+int tj_cpu_count(void); // affinity mask and cgroup quota respected, at least 1
 // Processors the cgroup quotas leave, rounded up, INT_MAX without one. self: /proc/self/cgroup, mount: /sys/fs/cgroup.
 int tj_cgroup_cpus(const char *self, const char *mount);
 

@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "record.h"
-#include "region.h"
+#include "timeline.h"
 
 enum {
     MARK_EXECUTED = 1, // an earlier segment computed it
@@ -841,8 +841,15 @@ tj_status tj_graph_break(struct tj_box *b, tj_ref n, const struct trace_tensor *
         b->broke_at = site->loc;
         b->broke_call = call;
     }
-    if (b->flushes != flushes)
+    if (b->flushes != flushes) {
         report(b, n, site, call, tj_now_ns() - t0);
+        tj_timeline_add(run->ctx, t0, 0,
+                        &(struct tj_timeline_event){.category = "break",
+                                                    .name = "graph break",
+                                                    .region = run->region,
+                                                    .where = site->loc,
+                                                    .what = remedy(site->kind)});
+    }
     return TRACE_OK;
 }
 

@@ -8,7 +8,7 @@
 
 #include "../lib/hash.h"
 #include "../lib/strbuf.h"
-#include "region.h"
+#include "timeline.h"
 
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
 #define ATTEMPTS 3          // times a signature is tried whose maker failed for want of memory
@@ -913,6 +913,7 @@ tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struc
                  text);
     dump_trace(r, e);
     report_made(r, count, e, site, similar);
+    tj_timeline_compile(r, e, site->loc);
     if (e->info.bytes_code)
         enforce_limit(r->ctx, e);
     return st;
@@ -1091,7 +1092,7 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
                                .bytes_moved = &moved,
                                .interpreted = &interpreted,
                                .cancel = &b->cancel};
-    struct tj_watch watch;
+    struct tj_watching watch;
     if (TJ_UNLIKELY(tj_watched(b)))
         args.watch = tj_watch_start(b, s, &watch);
     if (TJ_UNLIKELY(atomic_load_explicit(&b->cancel, memory_order_relaxed)))
@@ -1110,6 +1111,8 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
         trace_abandon(tj_current->region);
     tj_current = open;
     tj_executing = around;
+    if (TJ_UNLIKELY(args.watch != NULL))
+        tj_watch_end(&watch, e);
     b->ran += tj_ticks() - t0;
     b->segment++;
     TJ_BUMP(&b->count, launches, launches);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "region.h"
+#include "timeline.h"
 
 #define VERSION_TEXT2(a, b, c) #a "." #b "." #c
 #define VERSION_TEXT(a, b, c) VERSION_TEXT2(a, b, c)
@@ -74,6 +74,7 @@ static void context_free(trace_context *ctx) {
     tj_buffers_free(ctx);
     if (ctx->pool)
         tj_pool_destroy(ctx->pool);
+    tj_timeline_free(ctx);
     tj_free(atomic_load(&ctx->ceiling));
     tj_free(ctx);
 }
@@ -122,6 +123,7 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
     if (opt.device == TRACE_DEVICE_AUTO)
         tj_event(ctx, NULL, TRACE_EVENT_FALLBACK, (struct tj_loc){NULL, 0}, -1, -1, 0, 0, 0,
                  "device AUTO: this build has no CUDA backend; the CPU is used");
+    tj_timeline_environment(ctx);
     *out = ctx;
     return TRACE_OK;
 }
@@ -192,6 +194,7 @@ void trace_context_release(trace_context *ctx) {
     if (!ctx)
         return;
     report_leaks(ctx);
+    tj_timeline_flush(ctx); // whatever keeps the context
     tj_context_release(ctx);
 }
 

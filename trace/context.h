@@ -39,6 +39,8 @@ struct trace_context {
     char describe[256];
     _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
     _Atomic uint64_t compile_op_ns;             // time a compile took an op, lately; 0: none yet
+    _Atomic(struct tj_timeline *) timeline;     // made at its first start (trace/timeline.c)
+    atomic_bool timeline_on;                    // it is being written
     _Atomic(struct tj_ceiling *) ceiling;       // what the machine can do; NULL until a report asks for it
     struct tj_buffer_cache *buffers;            // released tensor memory and handles, reused (trace/tensor.c)
     uint32_t lists_process;                     // in which the lists were changed last. Under the lock
@@ -50,6 +52,9 @@ void tj_context_lock(trace_context *ctx);
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
 void tj_context_retain(trace_context *ctx);
+static inline bool tj_timeline_on(const trace_context *ctx) {
+    return atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed);
+}
 // Sends an event: counters, log line, callback. where may be {NULL,0}.
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,
               int input, int dim, int64_t from, int64_t to, double ms, const char *fmt, ...) TJ_PRINTF(10, 11);

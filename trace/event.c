@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "region.h"
+#include "timeline.h"
 
 const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap) {
     if (loc.file)
@@ -43,7 +43,8 @@ void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event
     // So is a failed check, which is a line whether there's a callback or not.
     bool logged = tj_env_logs(&ctx->env, kinds[kind].topic) || kind == TRACE_EVENT_CHECK ||
                   (kind == TRACE_EVENT_FALLBACK && !ctx->opt.on_event);
-    if (!logged && !ctx->opt.on_event)
+    bool drawn = tj_timeline_on(ctx) && kind != TRACE_EVENT_BREAK && kind != TRACE_EVENT_COMPILE; // drawn by others
+    if (!logged && !ctx->opt.on_event && !drawn)
         return;
     char what[TJ_ERROR_MAX], place[256];
     va_list ap;
@@ -53,6 +54,11 @@ void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event
     va_end(ap);
     (void)tj_loc_text(where, place, sizeof place);
     const char *name = r && !r->hidden ? r->name : "";
+    if (drawn)
+        tj_timeline_add(
+            ctx, tj_now_ns(), 0,
+            &(struct tj_timeline_event){
+                .category = "event", .name = kinds[kind].prefix, .region = r, .where = where, .what = what});
     if (logged) {
         struct tj_env env = ctx->env;
         env.log |= 1u << kinds[kind].topic;

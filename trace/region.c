@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "profile.h"
+#include "timeline.h"
 #include "warmup.h"
 
 _Thread_local struct tj_run *tj_current, *tj_executing;
@@ -508,6 +509,7 @@ bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const ch
     struct tj_run *run = &b->run;
     run->begin = loc;
     run->begin_ns = tj_ticks();
+    b->begun_ns = TJ_UNLIKELY(tj_timeline_on(r->ctx)) ? tj_now_ns() : 0;
     run->eager = r->opt.mode == TRACE_MODE_EAGER || r->ctx->env.disable;
     b->declared = (uint32_t)n;
     atomic_store_explicit(&b->begin_file, file, memory_order_relaxed);
@@ -843,6 +845,7 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
     if (run->nscopes > 1)
         return end_inner(b, out, n, loc);
     uint64_t begin = run->begin_ns, before = b->ran, now = tj_ticks();
+    uint64_t ended = TJ_UNLIKELY(b->begun_ns) ? tj_now_ns() : 0;
     bool replay = b->replay != NULL;
     tj_status st = run->failed;
     tj_fpenv env; // estimates and times are computed, too, and the caller's may trap
@@ -852,6 +855,8 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
     else if (TJ_LIKELY(!st))
         st = run->eager ? tj_finish_eager(b, out, n, loc) : tj_finish(b, out, n, loc);
     tj_fpenv_leave(&env);
+    if (TJ_UNLIKELY(ended))
+        tj_timeline_run(b, ended, loc, !st ? NULL : run->failed ? run->error : tj_last_error());
     if (TJ_UNLIKELY(st)) {
         clear_outs(out, n);
         return close_failed(b, st);

@@ -157,6 +157,7 @@ struct tj_box {
     uint32_t declared;              // declared inputs of the outermost begin
     uint64_t ran;                   // ticks plans of this run have run
     bool missed;                    // some segment had no plan
+    uint64_t begun_ns;              // when the run began, 0: no timeline was written then
     struct tj_entry *ended;         // plan of the run's last segment; borrowed from the hints, NULL: none
     struct tj_profile_box *profile; // shapes of its latest runs (profile.c); NULL: none yet
     // replay mode (replay.c)
@@ -299,11 +300,19 @@ void tj_cache_free(struct tj_cache *c);
 tj_status tj_segment_plan(struct tj_box *box, const struct tj_segment *seg, const struct tj_site *site, bool trimmed,
                           struct tj_entry **out);
 void tj_entry_put(struct tj_entry *e);
-// Whether a run's steps are timed: by trace_region_profile.
+// Whether a run's steps are timed: for trace_region_profile, or a timeline.
 static inline bool tj_watched(const struct tj_box *b) {
-    return atomic_load_explicit(&b->run.region->profiled, memory_order_relaxed);
+    return atomic_load_explicit(&b->run.region->profiled, memory_order_relaxed) || tj_timeline_on(b->run.ctx);
 }
-const struct tj_watch *tj_watch_start(struct tj_box *b, const struct tj_segment *seg, struct tj_watch *w); // timeline.c
+struct tj_watching { // one run of a segment, watched
+    struct tj_watch watch;
+    struct tj_box *box;
+    const struct tj_segment *seg;
+    uint64_t from_ns; // 0: no timeline
+};
+// In timeline.c. end: e ran it, NULL: the interpreter.
+const struct tj_watch *tj_watch_start(struct tj_box *b, const struct tj_segment *seg, struct tj_watching *w);
+void tj_watch_end(struct tj_watching *w, const struct tj_entry *e);
 // Runs a segment with its plan: outs are tensors made by the caller. Data errors become TRACE_ERR_DEVICE.
 tj_status tj_segment_run(struct tj_box *box, const struct tj_segment *seg, struct tj_entry *e,
                          struct trace_tensor *const *outs);
