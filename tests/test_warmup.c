@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../trace/profile.h"
@@ -621,6 +622,56 @@ START_TEST(in_background) {
 }
 END_TEST
 
+// The queue of a background region goes with its context.
+START_TEST(background_shutdown) {
+    open_all(TRACE_REGION_OPTIONS(.background = true));
+    const struct body *q = &bodies[1];
+    trace_tensor *out[MOST_OUT], *w[MOST_IN] = {NULL};
+    for (size_t i = 0; i < q->nweights; i++)
+        w[i] = random_tensor(q->weights[i] + 1, (size_t)q->weights[i][0], 100 + i);
+    (void)run(q, region, w, 3, 7, 1, out);
+    for (int64_t a = 1; a < 12; a++) {
+        trace_shape s[2] = {{0, 3, {a, 9, 24}}, {1, 4, {a, 1, 1, 9}}};
+        TJ_ASSERT_OK(trace_warmup(region, s, 2));
+    }
+    TJ_ASSERT_OK(trace_context_shutdown(ctx, -1));
+    trace_shape s = {0, 3, {77, 7, 24}};
+    TJ_ASSERT_STATUS(trace_warmup(region, &s, 1), TRACE_ERR_SHUTDOWN);
+    for (size_t i = 0; i < q->nweights; i++)
+        trace_release(w[i]);
+    trace_release(out[0]);
+    trace_release(out[1]);
+    close_all();
+}
+END_TEST
+
+// A child of fork counts on and warms up.
+START_TEST(in_a_child) {
+    open_all(NULL);
+    float data[12] = {0};
+    for (int i = 0; i < 3; i++) {
+        trace_tensor *x = trace_from(ctx, TRACE_F32, data, TRACE_DIMS(2 + i, 3)), *y = NULL;
+        if (trace_begin(region, TRACE_ARGS(x)))
+            y = trace_relu(x);
+        TJ_ASSERT_OK(trace_end(region, &y, 1));
+        trace_release(x);
+        trace_release(y);
+    }
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        trace_shape s = {0, 2, {9, 3}};
+        struct tj_profile_view v;
+        bool ok = trace_warmup(region, &s, 1) == TRACE_OK && tj_profile_read(region, &v) && v.total == 3;
+        _exit(ok ? 0 : 1);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close_all();
+}
+END_TEST
+
 // ---- counting shapes -----------------------------------------------------------------------------------------------
 
 static void run_shape(trace_region *r, int64_t a, int64_t b) {
@@ -1005,5 +1056,5 @@ START_TEST(refused_allocations) {
 END_TEST
 
 TJ_TEST_MAIN("warmup", shapes_follow, same_shapes, random_programs, breaks_follow, loops_follow, bad_shapes, far_misfit,
-             after_placeholders, in_background, histogram, histogram_is_bounded, replays_count, threads, save_and_load,
-             names_in_files, bad_files, refused_allocations)
+             after_placeholders, in_background, background_shutdown, in_a_child, histogram, histogram_is_bounded,
+             replays_count, threads, save_and_load, names_in_files, bad_files, refused_allocations)
