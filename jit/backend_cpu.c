@@ -38,7 +38,12 @@ static void fill_helpers(struct tj_jit *jit) {
 static tj_status compile_units(void *user, struct tj_unit *units, size_t n, struct tj_compile_result *out) {
     struct tj_jit *jit = user;
     const struct tj_env *env = &jit->ctx->env;
-    tj_status s = jit->api->compile(jit->compiler, units, n, env->dump[0] != 0, out);
+    unsigned want = (env->dump[0] ? TJ_WANT_TEXT : 0) | (env->perf ? TJ_WANT_SYMBOLS : 0);
+    tj_status s = jit->api->compile(jit->compiler, units, n, want, out);
+    if (!s && env->perf)
+        tj_perf_tell(env, units, n, out);
+    tj_free(out->symbols);
+    out->symbols = NULL;
     unsigned serial = out->ir || out->asm_text ? atomic_fetch_add(&jit->dump_serial, 1) : 0;
     char name[64];
     if (out->ir) {

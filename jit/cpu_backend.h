@@ -16,6 +16,13 @@ struct tj_jit {
     const void *helpers[TJ_HELPERS]; // C functions kernels may call
 };
 
+// ---- names of kernels (perf.c) --------------------------------------------------------------------------------------
+
+// Gives the units of a step labels (tj_malloc).
+tj_status tj_perf_label(const struct tj_segment *seg, const struct tj_step *st, struct tj_unit *units, size_t n);
+// Tells perf and GDB of what was compiled; a failure is logged.
+void tj_perf_tell(const struct tj_env *env, const struct tj_unit *units, size_t n, struct tj_compile_result *res);
+
 // ---- packed weights (pack.c) ----------------------------------------------------------------------------------------
 
 // A repacked copy of (a view of) a storage. It belongs to the storage and its version: superseded copies go when the

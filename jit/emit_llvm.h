@@ -123,5 +123,7 @@ struct tj_object;
 tj_status tj_object_load(const struct tj_module_host *host, const void *data, size_t n, struct tj_exec *out,
                          void *(*external)(const char *name), struct tj_object **symbols, char *err, size_t cap);
 void *tj_object_lookup(const struct tj_object *o, const char *name);
+void tj_object_symbols(const struct tj_module_host *host, const struct tj_object *o, struct tj_code_symbol **out,
+                       size_t *n); // all functions, in one block; NULL: out of memory
 void tj_object_free(const struct tj_module_host *host, struct tj_object *o);
 #endif

@@ -6,10 +6,10 @@
 #ifndef TJ_JIT_MODULE_H
 #define TJ_JIT_MODULE_H
 #include "../lib/cpu.h"
-#include "../lib/execmem.h"
+#include "../lib/perf.h"
 #include "kernel.h"
 
-#define TJ_MODULE_ABI 1
+#define TJ_MODULE_ABI 2
 // One thing to compile. The batch of a plan goes into one LLVM module.
 enum tj_unit_kind { TJ_UNIT_LOOP, TJ_UNIT_GEMM };
 // f32/f64 micro-kernel: C[m, n] (+)= sum over k of A[m*lda + k*ska] * B[k*nr + n], one fma chain over ascending k an
@@ -24,15 +24,20 @@ struct tj_unit {
     enum tj_unit_kind kind;
     const struct tj_kernel *loop;
     struct tj_gemm_tile gemm;
-    char symbol[64]; // unique in the batch: chosen by the caller
-    void *entry[2];  // out: code addresses (entry[1]: phase 2 of split kernels)
+    char symbol[64];   // unique in the batch: chosen by the caller
+    const char *label; // name for people, up to TJ_LABEL bytes; NULL when nobody asks for it
+    void *entry[2];    // out: code addresses (entry[1]: phase 2 of split kernels)
 };
 struct tj_compile_result {
     struct tj_exec code; // holds all units; unmapped by whoever owns the batch
     uint64_t emit_ns, codegen_ns;
-    char error[512];     // on failure
-    char *ir, *asm_text; // when asked for (malloc'ed by host->alloc), else NULL
+    char error[512];                // on failure
+    char *ir, *asm_text;            // when asked for (malloc'ed by host->alloc), else NULL
+    struct tj_code_symbol *symbols; // when asked for: all functions, one block by host->alloc; NULL: none
+    size_t nsymbols;
 };
+enum { TJ_LABEL = 192 };
+enum { TJ_WANT_TEXT = 1, TJ_WANT_SYMBOLS = 2 };
 struct tj_module_host { // what the module may call
     void *(*alloc)(size_t);
     void (*free)(void *);
@@ -46,8 +51,7 @@ struct tj_module_api {
     // A compiler for one feature level; thread-safe: compiles are serialised inside. NULL on failure (message in err).
     void *(*create)(const struct tj_module_host *host, const struct tj_cpu *cpu, char *err, size_t cap);
     void (*destroy)(void *compiler);
-    tj_status (*compile)(void *compiler, struct tj_unit *units, size_t n, bool want_text,
-                         struct tj_compile_result *out);
+    tj_status (*compile)(void *compiler, struct tj_unit *units, size_t n, unsigned want, struct tj_compile_result *out);
 };
 const struct tj_module_api *tj_llvm_module(void); // the module's only exported symbol
 #endif

@@ -217,7 +217,7 @@ struct compile {
     struct compiler *c;
     struct tj_unit *units;
     size_t n;
-    bool want_text;
+    unsigned want; // TJ_WANT_*
     struct tj_compile_result *out;
     tj_status status;
     struct tj_emit e;
@@ -243,7 +243,7 @@ static void open_emit(struct compile *j, char *diagnostic) {
     e->width = level == TJ_CPU_AVX512 ? 16 : level == TJ_CPU_AVX2 ? 8 : 4;
     e->ctx = LLVMContextCreate();
     LLVMContextSetDiagnosticHandler(e->ctx, on_diagnostic, diagnostic);
-    LLVMContextSetDiscardValueNames(e->ctx, !j->want_text);
+    LLVMContextSetDiscardValueNames(e->ctx, !(j->want & TJ_WANT_TEXT));
     e->module = LLVMModuleCreateWithNameInContext("tracejit", e->ctx);
     char *triple = LLVMGetTargetMachineTriple(j->c->machine);
     LLVMSetTarget(e->module, triple);
@@ -263,9 +263,12 @@ static void open_emit(struct compile *j, char *diagnostic) {
     e->f64 = LLVMDoubleTypeInContext(e->ctx);
     e->ptr = LLVMPointerTypeInContext(e->ctx, 0);
     e->none = LLVMVoidTypeInContext(e->ctx);
-    // Emitted code is left by its return only, so that no unwind tables are needed.
+    // Nothing that emitted code calls throws. But debuggers, profilers and signal handlers walk through it from any
+    // instruction: uwtable 2 describes its frames at each.
     unsigned nounwind = LLVMGetEnumAttributeKindForName("nounwind", 8);
+    unsigned uwtable = LLVMGetEnumAttributeKindForName("uwtable", 7);
     e->attrs[e->nattrs++] = LLVMCreateEnumAttribute(e->ctx, nounwind, 0);
+    e->attrs[e->nattrs++] = LLVMCreateEnumAttribute(e->ctx, uwtable, 2);
     string_attr(e, "no-builtins", "true");
     if (level == TJ_CPU_AVX512) {
         string_attr(e, "prefer-vector-width", "512");
@@ -381,7 +384,7 @@ static void compile_on_thread(void *p) {
     open_emit(j, diagnostic);
     tj_status st = emit_units(j);
     st = st ? st : verify(j); // 2% of the time; invalid IR would crash code generation
-    st = st || !j->want_text ? st : texts(j);
+    st = st || !(j->want & TJ_WANT_TEXT) ? st : texts(j);
     uint64_t t1 = now_ns();
     st = st ? st : emit_object(j, diagnostic);
     j->out->emit_ns = t1 - t0;
@@ -428,6 +431,9 @@ static tj_status load(struct compile *j) {
     struct tj_object *symbols = NULL;
     tj_status st = tj_object_load(&j->c->host, LLVMGetBufferStart(j->object), LLVMGetBufferSize(j->object), &out->code,
                                   external, &symbols, out->error, sizeof out->error);
+    if (!st && j->want & TJ_WANT_SYMBOLS) {
+        tj_object_symbols(&j->c->host, symbols, &out->symbols, &out->nsymbols); // names to look at: none is no failure
+    }
     for (size_t i = 0; i < j->n && !st; i++) {
         struct tj_unit *u = &j->units[i];
         char second[80];
@@ -445,11 +451,10 @@ static tj_status load(struct compile *j) {
     return st;
 }
 
-static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n, bool want_text,
+static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n, unsigned want,
                                 struct tj_compile_result *out) {
     struct compiler *c = compiler;
-    struct compile j = {
-        .c = c, .units = units, .n = n, .want_text = want_text, .out = out, .status = TRACE_ERR_COMPILE};
+    struct compile j = {.c = c, .units = units, .n = n, .want = want, .out = out, .status = TRACE_ERR_COMPILE};
     *out = (struct tj_compile_result){0};
     enter();
     if (c->broken[0]) {
@@ -470,7 +475,9 @@ static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n,
         }
         c->host.free(out->ir);
         c->host.free(out->asm_text);
+        c->host.free(out->symbols);
         out->ir = out->asm_text = NULL;
+        out->symbols = NULL;
     }
     return st;
 }

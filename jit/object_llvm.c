@@ -9,10 +9,12 @@ enum { STUB = 16 }; // bytes of a jump to an address anywhere, or of an entry of
 struct symbol {
     const char *name;
     void *address;
+    size_t bytes;
+    bool global, function;
 };
 struct tj_object {
     struct symbol *symbols;
-    size_t n;
+    size_t n, nnames;
     char *names;
 };
 struct load {
@@ -28,6 +30,7 @@ struct load {
     size_t nstr;
     uint64_t *stub; // offset of a symbol's stub, 0: none
     size_t used, stubs_end;
+    unsigned frames; // section that describes frames for unwinding; 0: none
     unsigned char *base;
     void *(*external)(const char *name);
     char *err;
@@ -43,6 +46,17 @@ static bool inside(const struct load *l, uint64_t off, uint64_t size) { return o
 
 static const char *name_of(const struct load *l, const Elf64_Sym *s) {
     return s->st_name < l->nstr && memchr(l->str + s->st_name, 0, l->nstr - s->st_name) ? l->str + s->st_name : "";
+}
+
+static bool is_frames(const struct load *l, const Elf64_Shdr *s) {
+    static const char name[] = ".eh_frame";
+    if (l->eh->e_shstrndx >= l->eh->e_shnum) {
+        return false;
+    }
+    const Elf64_Shdr *names = &l->sections[l->eh->e_shstrndx];
+    return inside(l, names->sh_offset, names->sh_size) && s->sh_name < names->sh_size &&
+           names->sh_size - s->sh_name >= sizeof name &&
+           !memcmp(l->data + names->sh_offset + s->sh_name, name, sizeof name);
 }
 
 // Checks the headers, finds the symbol table, gives every loaded section its place.
@@ -75,8 +89,8 @@ static tj_status layout(struct load *l) {
             l->str = (const char *)l->data + l->sections[s->sh_link].sh_offset;
             l->nstr = l->sections[s->sh_link].sh_size;
         }
-        // Unwind tables serve no one: emitted code calls nothing that throws.
-        if (!(s->sh_flags & SHF_ALLOC) || (s->sh_type != SHT_PROGBITS && s->sh_type != SHT_NOBITS)) {
+        bool frames = is_frames(l, s);
+        if (!(s->sh_flags & SHF_ALLOC) || (s->sh_type != SHT_PROGBITS && s->sh_type != SHT_NOBITS && !frames)) {
             continue;
         }
         if (s->sh_flags & (SHF_WRITE | SHF_TLS)) {
@@ -92,6 +106,13 @@ static tj_status layout(struct load *l) {
         at = (at + align - 1) & ~(align - 1);
         l->place[i] = at;
         at += s->sh_size;
+        if (frames) {
+            if (l->frames) {
+                return broken(l, "frames in two places");
+            }
+            l->frames = i;
+            at += 4; // the zero that ends them
+        }
         if (at > (UINT64_C(1) << 30)) {
             return broken(l, "too large");
         }
@@ -278,22 +299,22 @@ static tj_status relocate(struct load *l) {
 }
 
 static tj_status keep_symbols(struct load *l, struct tj_object **out) {
-    size_t n = 0;
-    for (size_t i = 0; i < l->nsyms; i++) {
-        n += ELF64_ST_BIND(l->syms[i].st_info) == STB_GLOBAL && defined(l, i);
-    }
-    struct tj_object *o = l->host->alloc(sizeof *o + n * sizeof *o->symbols + l->nstr + 1);
+    struct tj_object *o = l->host->alloc(sizeof *o + l->nsyms * sizeof *o->symbols + l->nstr + 1);
     if (!o) {
         return TRACE_ERR_MEMORY;
     }
     o->symbols = (struct symbol *)(void *)(o + 1);
-    o->names = (char *)(o->symbols + n);
+    o->names = (char *)(o->symbols + l->nsyms);
     memcpy(o->names, l->str, l->nstr);
     o->names[l->nstr] = 0;
+    o->nnames = l->nstr + 1;
     o->n = 0;
     for (size_t i = 0; i < l->nsyms; i++) {
-        if (ELF64_ST_BIND(l->syms[i].st_info) == STB_GLOBAL && defined(l, i) && l->syms[i].st_name < l->nstr) {
-            o->symbols[o->n++] = (struct symbol){o->names + l->syms[i].st_name, defined(l, i)};
+        const Elf64_Sym *s = &l->syms[i];
+        bool global = ELF64_ST_BIND(s->st_info) == STB_GLOBAL, function = ELF64_ST_TYPE(s->st_info) == STT_FUNC;
+        if ((global || function) && defined(l, i) && s->st_name < l->nstr) {
+            o->symbols[o->n++] =
+                (struct symbol){o->names + s->st_name, defined(l, i), (size_t)s->st_size, global, function};
         }
     }
     *out = o;
@@ -310,13 +331,17 @@ static tj_status load(struct load *l, struct tj_exec *out, struct tj_object **sy
     l->base = out->base;
     for (unsigned i = 0; i < l->eh->e_shnum; i++) {
         const Elf64_Shdr *s = &l->sections[i];
-        if (l->place[i] != UINT64_MAX && s->sh_type == SHT_PROGBITS) {
+        if (l->place[i] != UINT64_MAX && s->sh_type != SHT_NOBITS) {
             memcpy(l->base + l->place[i], l->data + s->sh_offset, (size_t)s->sh_size);
         }
     }
     st = fill_stubs(l);
     st = st ? st : relocate(l);
     st = st ? st : keep_symbols(l, symbols);
+    if (l->frames) {
+        out->frames.begin = l->base + l->place[l->frames];
+        out->frames.bytes = (size_t)l->sections[l->frames].sh_size;
+    }
     return st ? st : l->host->exec_seal(out);
 }
 
@@ -346,11 +371,29 @@ tj_status tj_object_load(const struct tj_module_host *host, const void *data, si
 
 void *tj_object_lookup(const struct tj_object *o, const char *name) {
     for (size_t i = 0; i < o->n; i++) {
-        if (!strcmp(o->symbols[i].name, name)) {
+        if (o->symbols[i].global && !strcmp(o->symbols[i].name, name)) {
             return o->symbols[i].address;
         }
     }
     return NULL;
+}
+
+void tj_object_symbols(const struct tj_module_host *host, const struct tj_object *o, struct tj_code_symbol **out,
+                       size_t *n) {
+    struct tj_code_symbol *s = host->alloc(o->n * sizeof *s + o->nnames);
+    *out = s;
+    *n = 0;
+    if (!s) {
+        return;
+    }
+    char *names = (char *)(s + o->n);
+    memcpy(names, o->names, o->nnames);
+    for (size_t i = 0; i < o->n; i++) {
+        if (o->symbols[i].function) {
+            s[(*n)++] = (struct tj_code_symbol){names + (o->symbols[i].name - o->names), o->symbols[i].address,
+                                                o->symbols[i].bytes};
+        }
+    }
 }
 
 void tj_object_free(const struct tj_module_host *host, struct tj_object *o) {

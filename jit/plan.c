@@ -132,7 +132,7 @@ struct tj_jit *tj_plan_jit(const struct tj_plan *p) {
 }
 
 // Asks the cache for everything the steps need, all that is missing in one compile.
-static tj_status get_code(struct tj_plan *p) {
+static tj_status get_code(struct tj_plan *p, const struct tj_segment *seg) {
     const struct tj_program *g = p->prog;
     size_t n = 0, cap = (size_t)g->nsteps * (1 + TJ_CONTRACT_TILES) + 1;
     struct tj_unit *units = tj_calloc(cap, sizeof *units);
@@ -145,10 +145,13 @@ static tj_status get_code(struct tj_plan *p) {
     for (uint32_t i = 0; i < g->nsteps; i++) {
         size_t mine = tj_plan_step_units(p, i, units + n);
         p->steps[i].ntiles = mine - (g->steps[i].loop.kernel != NULL);
+        if (p->jit->ctx->env.perf && !s)
+            s = tj_perf_label(seg, &g->steps[i], units + n, mine);
         n += mine;
     }
     struct tj_kcache_stats st = {0};
-    s = tj_kcache_get(p->jit->kernels, units, n, entries, &st);
+    if (!s)
+        s = tj_kcache_get(p->jit->kernels, units, n, entries, &st);
     p->info.new_kernels = st.compiled;
     p->info.emit_ns = st.emit_ns;
     p->info.codegen_ns = st.codegen_ns;
@@ -173,6 +176,8 @@ static tj_status get_code(struct tj_plan *p) {
         }
     }
 out:
+    for (n = 0; n < cap && units; n++)
+        tj_free((void *)(uintptr_t)units[n].label);
     tj_free(units);
     tj_free(entries);
     return s;
@@ -275,7 +280,7 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
         s = prepare(p);
     p->info.schedule_ns = tj_now_ns() - t0;
     if (!s)
-        s = get_code(p);
+        s = get_code(p, seg);
     if (!s) {
         p->nshape = shape_exprs(p->prog);
         struct tj_strbuf sb = {0};

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "perf.h"
+
 bool tj_exec_forbid;
 
 static tj_status forbidden(const char *call, int err) {
@@ -46,7 +48,7 @@ tj_status tj_exec_seal(struct tj_exec *e) {
         return st;
     }
     __builtin___clear_cache((char *)e->base, (char *)e->base + e->bytes);
-    return TRACE_OK;
+    return tj_frames_add(&e->frames);
 }
 
 tj_status tj_exec_map(const void *code, size_t n, struct tj_exec *out) {
@@ -64,6 +66,8 @@ tj_status tj_exec_map(const void *code, size_t n, struct tj_exec *out) {
 
 void tj_exec_unmap(struct tj_exec *e) {
     if (e->base) {
+        tj_perf_remove(e->debug);
+        tj_frames_remove(&e->frames);
         (void)munmap(e->base, e->bytes);
     }
     *e = (struct tj_exec){0};

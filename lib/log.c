@@ -30,7 +30,7 @@ static const char *const levels[] = {"portable", "avx2", "avx512"};
 
 // A pipe that nobody reads and a limit on file sizes raise signals, which would end a host for the sake of a log line:
 // they are blocked meanwhile, and taken off. False: errno tells why not all was written.
-static bool write_all(int fd, const char *s, size_t n) {
+bool tj_write_all(int fd, const char *s, size_t n) {
     sigset_t block, old, pending;
     (void)sigemptyset(&block);
     (void)sigaddset(&block, SIGPIPE);
@@ -80,7 +80,7 @@ static TJ_PRINTF(1, 0) void line(const char *fmt, va_list ap) {
     va_end(again);
     if (n >= 0) {
         text[HEAD + n] = '\n';
-        (void)write_all(STDERR_FILENO, text, HEAD + (size_t)n + 1);
+        (void)tj_write_all(STDERR_FILENO, text, HEAD + (size_t)n + 1);
     }
     if (text != small) {
         tj_free(text);
@@ -209,7 +209,7 @@ void tj_dump(const struct tj_env *e, const char *name, const char *text, size_t 
     if (fd < 0) {
         warn("dump %s: %s", path, strerror(errno));
     } else {
-        int bad = write_all(fd, text, n) ? 0 : errno;
+        int bad = tj_write_all(fd, text, n) ? 0 : errno;
         if (close(fd) && !bad) {
             bad = errno;
         }

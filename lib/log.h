@@ -43,6 +43,8 @@ static inline bool tj_env_off(const struct tj_env *e, enum tj_kill k) { return e
 static inline bool tj_env_logs(const struct tj_env *e, enum tj_log_topic t) { return e->log >> t & 1; }
 // One line "tracejit: <text>\n" to stderr, written with one write; errno is preserved.
 void tj_log(const struct tj_env *e, enum tj_log_topic t, const char *fmt, ...) TJ_PRINTF(3, 4);
+// Writes all of it, raising no signal; false: errno tells why not.
+bool tj_write_all(int fd, const char *s, size_t n);
 // Writes text to <dump>/<name>; no-op without TRACEJIT_DUMP; a failure is logged, never an error.
 void tj_dump(const struct tj_env *e, const char *name, const char *text, size_t n);
 #endif
