@@ -579,6 +579,13 @@ static void instance_fill(const struct tj_plan *p, struct instance *in, const st
     in->filled = true;
 }
 
+// tj_buffer_alloc has told why: a limit of the context, or no memory.
+static tj_status no_workspace(size_t want) {
+    char why[TJ_ERROR_MAX];
+    (void)snprintf(why, sizeof why, "%s", tj_last_error());
+    return tj_fail(TRACE_ERR_MEMORY, "no workspace of %zu bytes: %s", want, why);
+}
+
 // Everything of a run that can fail, before the first kernel.
 static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
     tj_status s = instance_sizes(p, in, args);
@@ -598,7 +605,7 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
         if (want > in->ws_bytes) {
             unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
             if (!ws)
-                return tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+                return no_workspace(want);
             if (in->ws)
                 tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
             in->ws = ws;
@@ -906,7 +913,7 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
             b->own_memory = in->ws != NULL;
         }
         if (!in->ws)
-            s = tj_fail(TRACE_ERR_MEMORY, "out of memory for a workspace of %zu bytes", want);
+            s = no_workspace(want);
     }
     if (s) {
         tj_bound_plan_free(b);

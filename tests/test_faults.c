@@ -3,6 +3,7 @@
 // A scene is what a host does in one go. Each is run with its allocation k refused (alone, and with all later ones),
 // for k = 0, 1, ... until none is refused. Whatever happens: a status and a text, no leak, state tensors as they were,
 // and the next run in the same context is right. In both tiers, and op by op.
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -433,6 +434,8 @@ static void each_site(enum tier tier, const struct scene *sc, size_t stride) {
             if (done)
                 break;
         }
+        if (tier == JIT && !shared && stride == 1 && !on)
+            printf("note: allocation sites of a compile from nothing: %zu\n", k);
         // What a shared context has made already asks for nothing, and so does a small run of the interpreter.
         ck_assert(k > 0 || shared || !strcmp(tj_backend_cpu.name, "none"));
     }
@@ -492,6 +495,134 @@ START_TEST(creation) {
             ck_assert_int_le(atomic_load(&in_use), before);
         }
     }
+}
+END_TEST
+
+// ---- each part of a run by itself -----------------------------------------------------------------------------------
+
+// Only one part is refused memory, at each of its sites, and the sites are counted: what comes before and after it
+// works.
+enum part { CREATE, RECORD, COMPILE, RUN, REPORT, PARTS };
+static const char *const part_names[PARTS] = {"create", "record", "compile", "run", "report"};
+static void begin_part(enum part now, enum part refused, size_t k) {
+    atomic_store(&asked, 0);
+    refuse_at = k;
+    refuse_on = false;
+    tj_alloc_hook = now == refused ? refusing : NULL;
+}
+// True when an allocation was refused.
+static bool end_part(enum part now, enum part refused) {
+    tj_alloc_hook = NULL;
+    return now == refused && atomic_load(&asked) > refuse_at;
+}
+static tj_status reads_all(struct world *w, trace_tensor *const *y) { // all ways there are
+    size_t at = 0;
+    const void *data;
+    double v;
+    tj_status s = trace_data(y[0], &data);
+    if (!s)
+        s = trace_print(y[0], "y");
+    for (int i = 0; i < 2 && !s; i++)
+        s = take(w, trace_retain(y[i]), &at);
+    if (!s && !isnan((double)w->result[0])) {
+        trace_tensor *one = trace_amax(y[0], TRACE_SCALAR, false);
+        s = one ? trace_item_f64(one, &v) : tj_last_status();
+        trace_release(one);
+    }
+    return s;
+}
+// One life; the status of the refused part, or of what failed though nothing was refused in it.
+static tj_status parts(struct world *w, enum part refused, size_t k, bool *hit) {
+    static char text[32768];
+    size_t need;
+    *hit = false;
+    begin_part(CREATE, refused, k);
+    tj_status s = world_make(w);
+    *hit |= end_part(CREATE, refused);
+    trace_tensor *held[3][2] = {{NULL}};
+    for (int run = 0; run < 3 && !s; run++) { // the first compiles; the last one is right, whatever failed
+        trace_tensor **y = held[run];         // kept, so that the next run finds no memory to use again
+        bool last = run == 2;
+        begin_part(RECORD, last ? PARTS : refused, k);
+        if (trace_begin(w->region, TRACE_ARGS(w->x))) {
+            trace_tensor *h = trace_gelu(trace_linear(w->x, w->w, w->b), TRACE_GELU_NONE);
+            trace_add_f_(w->s, 1);
+            y[0] = trace_softmax(trace_cat(TRACE_ARGS(h, w->x, h), 0), -1);
+            y[1] = trace_sum(trace_pad(h, (const int64_t[]){1, 1}, 2, TRACE_PAD_CONSTANT, 2), TRACE_DIMS(1), true);
+        }
+        *hit |= end_part(RECORD, refused);
+        begin_part(run ? RUN : COMPILE, last ? PARTS : refused, k);
+        tj_status st = trace_end(w->region, y, 2);
+        st = st ? st : reads_all(w, y);
+        bool here = end_part(run ? RUN : COMPILE, last ? PARTS : refused);
+        *hit |= here;
+        ck_assert_msg(!st || (!last && *hit), "run %d, %s at %zu: %s: %s", run, part_names[refused], k,
+                      tj_status_name(st), trace_last_error(NULL));
+        ck_assert_msg(!st || st == TRACE_ERR_MEMORY, "run %d, %s at %zu: %s: %s", run, part_names[refused], k,
+                      tj_status_name(st), trace_last_error(NULL));
+    }
+    for (int f = TRACE_FORMAT_TEXT; f <= TRACE_FORMAT_PROMETHEUS && !s; f++) {
+        begin_part(REPORT, refused, k);
+        s = trace_context_report(w->ctx, (enum trace_format)f, text, sizeof text, &need);
+        (void)trace_context_describe(w->ctx);
+        *hit |= end_part(REPORT, refused);
+        if (s)
+            TJ_ASSERT_OK(trace_context_report(w->ctx, (enum trace_format)f, text, sizeof text, &need));
+    }
+    for (int run = 0; run < 3; run++)
+        trace_release(held[run][0]), trace_release(held[run][1]);
+    return s;
+}
+START_TEST(sites_of_each_part) { // _i: the tier
+    set_tier((enum tier)_i);
+    int err = dup(2), null = open("/dev/null", O_WRONLY);
+    ck_assert(err >= 0 && null >= 0);
+    dup2(null, 2); // what is printed
+    struct world w;
+    float want[RESULTS];
+    bool hit;
+    size_t sites[PARTS];
+    for (int warm = 0; warm < 3; warm++) {
+        TJ_ASSERT_OK(parts(&w, PARTS, 0, &hit));
+        memcpy(want, w.result, sizeof want);
+        world_end(&w);
+    }
+    for (enum part p = CREATE; p < PARTS; p++) {
+        hit = true;
+        if (p == RECORD && _i == JIT) { // kernels are there from now on: `compiled_afresh` has the sites of making them
+            shared = make_shared(JIT);
+            for (int warm = 0; warm < 2; warm++) {
+                TJ_ASSERT_OK(parts(&w, PARTS, 0, &hit));
+                world_end(&w);
+            }
+            hit = true;
+        }
+        if (p == RUN && shared) { // with memory of its own to ask for
+            trace_context_release(shared);
+            shared = NULL;
+        }
+        for (size_t k = 0; hit; k++) {
+            long more = 1;
+            for (int again = 0; again < 4 && more > 0; again++) {
+                long before = atomic_load(&in_use);
+                tj_status s = parts(&w, p, k, &hit);
+                ck_assert_msg(s == TRACE_OK || (hit && s == TRACE_ERR_MEMORY), "%s at %zu: %s: %s", part_names[p], k,
+                              tj_status_name(s), trace_last_error(NULL));
+                if (p != CREATE)
+                    TJ_ASSERT_BITS(w.result, want, sizeof want);
+                world_end(&w);
+                more = atomic_load(&in_use) - before;
+            }
+            ck_assert_msg(more <= 0, "%s at %zu: %ld blocks leak", part_names[p], k, more);
+            sites[p] = k;
+        }
+    }
+    dup2(err, 2);
+    close(err), close(null);
+    static const char *const tiers[] = {"compiled", "interpreted", "op by op"};
+    printf("note: allocation sites, %s: create %zu, record %zu, compile %zu, run %zu, report %zu\n", tiers[_i],
+           sites[CREATE], sites[RECORD], sites[COMPILE], sites[RUN], sites[REPORT]);
+    ck_assert(sites[CREATE] && sites[REPORT] && sites[RECORD] && (sites[RUN] || _i == OP_BY_OP));
 }
 END_TEST
 
@@ -575,6 +706,73 @@ START_TEST(limit) {
         y = trace_exp(x);
     TJ_ASSERT_OK(trace_end(r, &y, 1));
     trace_release(x), trace_release(y);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// What a run needs is known before any memory is there: warmed up by placeholders, in a context that has no room for
+// the workspace itself, which the host then brings along.
+START_TEST(needs_known_before) {
+    set_tier(JIT);
+    enum { M = 192 };
+    trace_context *ctx;
+    trace_region *r;
+    TJ_ASSERT_OK(
+        trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .memory_limit = 64 << 10, .on_event = quiet), &ctx));
+    TJ_ASSERT_OK(trace_region_create(ctx, "needs", NULL, &r));
+    ck_assert_uint_eq(trace_region_workspace(r), 0);
+    float *data = malloc(3 * M * M * sizeof *data), *in = data, *out = data + M * M, *want = data + 2 * M * M;
+    ck_assert_ptr_nonnull(data);
+    for (int i = 0; i < M * M; i++)
+        in[i] = (float)(i % 7) / 8;
+    trace_stats s = {.size = sizeof s};
+    trace_bound *b = NULL;
+    size_t need = 0;
+    for (int real = 0; real < 2; real++) {
+        trace_tensor *x = real ? trace_wrap_const(ctx, TRACE_F32, in, TRACE_DIMS(M, M))
+                               : trace_placeholder(ctx, TRACE_F32, TRACE_DIMS(M, M));
+        trace_tensor *y = real ? trace_wrap(ctx, TRACE_F32, out, TRACE_DIMS(M, M))
+                               : trace_placeholder(ctx, TRACE_F32, TRACE_DIMS(M, M));
+        ck_assert(x && y);
+        for (int how = 0; how < (real ? 3 : 1); how++) { // as a run: no room; with a byte too few; as asked
+            unsigned char *memory = NULL;
+            if (trace_begin(r, TRACE_ARGS(x, y))) {
+                trace_tensor *h = trace_matmul(trace_softmax(x, 0), x);
+                trace_copy_(y, trace_matmul(trace_softmax(h, 0), h));
+            }
+            if (how == 0) {
+                TJ_ASSERT_STATUS(trace_end(r, NULL, 0), real && need ? TRACE_ERR_MEMORY : TRACE_OK);
+                trace_context_stats(ctx, &s);
+                need = trace_region_workspace(r);
+                if (real && need)
+                    ck_assert_msg(strstr(trace_last_error(ctx), "memory_limit of 65536 bytes") != NULL, "%s",
+                                  trace_last_error(ctx));
+                if (!strcmp(ctx->backend->name, "none"))
+                    break;
+                ck_assert_msg(need > (64 << 10), "%zu bytes", need);
+                ck_assert_uint_eq(s.bytes_live, 0); // nothing was made
+                continue;
+            }
+            ck_assert_int_eq(posix_memalign((void **)&memory, 64, need), 0);
+            tj_status st =
+                trace_end_bind(r, TRACE_BIND_OPTIONS(.memory = memory, .memory_bytes = how == 1 ? need - 1 : need), &b);
+            TJ_ASSERT_STATUS(st, how == 1 ? TRACE_ERR_ARGUMENT : TRACE_OK);
+            if (how == 2) {
+                TJ_ASSERT_OK(trace_bound_run(b));
+                trace_context_stats(ctx, &s);
+                ck_assert_uint_eq(s.bytes_live, 0);
+                memcpy(want, out, M * M * sizeof *out);
+                TJ_ASSERT_OK(trace_bound_run(b));
+                TJ_ASSERT_BITS(out, want, M * M * sizeof *out);
+                ck_assert(out[M] > 0);
+                trace_bound_release(b);
+            }
+            free(memory);
+        }
+        trace_release(x), trace_release(y);
+    }
+    free(data);
     trace_region_release(r);
     trace_context_release(ctx);
 }
@@ -711,12 +909,14 @@ int main(int argc, char **argv) {
         const TTest *test;
         int turns;
     } tests[] = {{creation, 1},
+                 {sites_of_each_part, 3},
                  {interpreted, TJ_COUNT(scenes)},
                  {op_by_op, TJ_COUNT(scenes)},
                  {compiled, TJ_COUNT(scenes)},
                  {compiled_afresh, TJ_COUNT(scenes)},
                  {host_allocator, 2},
                  {limit, 1},
+                 {needs_known_before, 1},
                  {no_module, 1},
                  {wrong_module, 1},
                  {forbidden_memory, 1},
