@@ -9,6 +9,7 @@
 #   examples        docs/examples/*.c and *.cpp, into build/<variant>/examples
 #   demo            deps, build, and run the digits example
 #   install         PREFIX=/usr/local DESTDIR=
+#   test-torch      exchange tensors with PyTorch in one process, where PYTHON=python3 has it
 #   test-install    install into a scratch directory, compile and run programs against it
 #   deps            install missing Debian packages; quick when there are none
 #   format format-check tidy header-check abi-check abi-update clean
@@ -249,7 +250,7 @@ $(foreach v,$(VARIANTS),$(eval $(call VARIANT,$(v))))
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: FORCE all lib check-compile tests examples bench benches deps demo explain-demo test-html install clean test test-asan test-ubsan test-tsan \
-  test-docs docs-update test-install format format-check tidy header-check abi-check abi-update
+  test-docs docs-update test-install test-torch format format-check tidy header-check abi-check abi-update
 FORCE:
 
 all: lib tests examples bench
@@ -327,6 +328,12 @@ install: $(LIB_release) lib/tracejit.pc.in lib/tracejitConfig.cmake.in lib/trace
 	$(call fill,lib/tracejitConfigVersion.cmake.in) >'$(DESTDIR)$(libdir)/cmake/tracejit/tracejitConfigVersion.cmake'
 fill = sed -e 's|@prefix@|$(PREFIX)|g' -e 's|@libdir@|$(libdir)|g' -e 's|@includedir@|$(includedir)|g' \
   -e 's|@version@|$(VERSION)|g' -e 's|@soname@|libtracejit.so.$(SOMAJOR)|g' $(1)
+
+# Tensors exchanged with PyTorch in one process. PYTHON: an interpreter that has it.
+PYTHON ?= python3
+test-torch: $(LIB_release)
+	@$(PYTHON) tests/oracle/torch_exchange.py $(CURDIR)/$(D_release)/libtracejit.so; rc=$$?; [ $$rc = 77 ] || \
+	  { [ $$rc = 0 ] && echo '1 passed, 0 failed'; } || { echo '0 passed, 1 failed'; exit 1; }
 
 test-install: $(LIB_release)
 	@rm -rf $(D_release)/stage && $(MAKE) --no-print-directory -s install PREFIX='$(CURDIR)/$(D_release)/stage' \
