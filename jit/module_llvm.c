@@ -70,6 +70,38 @@ static void on_fatal(const char *reason) {
     }
 }
 
+// No memory is a fatal error like any other: LLVM is built without exceptions, and what operator new throws by default
+// would end the process. The module has the C++ library inside it, and so its own operator new.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__LP64__)
+static void *need(void *p) {
+    if (!p) {
+        on_fatal("out of memory");
+        abort(); // nobody is there to go back to: as the C++ library does
+    }
+    return p;
+}
+void *tj_new(size_t n) __asm__("_Znwm");
+void *tj_new_array(size_t n) __asm__("_Znam");
+void *tj_new_aligned(size_t n, size_t align) __asm__("_ZnwmSt11align_val_t");
+void *tj_new_nothrow(size_t n, const void *tag) __asm__("_ZnwmRKSt9nothrow_t");
+void *tj_new_array_nothrow(size_t n, const void *tag) __asm__("_ZnamRKSt9nothrow_t");
+void *tj_new(size_t n) { return need(malloc(n ? n : 1)); }
+void *tj_new_array(size_t n) { return need(malloc(n ? n : 1)); }
+void *tj_new_aligned(size_t n, size_t align) {
+    void *p;
+    return need(posix_memalign(&p, align < sizeof p ? sizeof p : align, n ? n : 1) ? NULL : p);
+}
+void *tj_new_nothrow(size_t n, const void *tag) { return (void)tag, malloc(n ? n : 1); }
+void *tj_new_array_nothrow(size_t n, const void *tag) { return (void)tag, malloc(n ? n : 1); }
+#endif
+// LLVM's own allocations by malloc ask this one. C++, so without a header here.
+void tj_install_bad_alloc(void (*handler)(void *user, const char *reason, bool crash),
+                          void *user) __asm__("_ZN4llvm31install_bad_alloc_error_handlerEPFvPvPKcbES0_");
+static void on_bad_alloc(void *user, const char *reason, bool crash) {
+    (void)user, (void)crash;
+    on_fatal(reason && reason[0] ? reason : "out of memory");
+}
+
 static void on_diagnostic(LLVMDiagnosticInfoRef info, void *user) {
     char *text = user;
     if (LLVMGetDiagInfoSeverity(info) == LLVMDSError && !text[0]) {
@@ -168,6 +200,7 @@ static void create_on_thread(void *p) {
     fatal.armed = true;
     if (!ready) {
         LLVMInstallFatalErrorHandler(on_fatal);
+        tj_install_bad_alloc(on_bad_alloc, NULL);
         if (LLVMInitializeNativeTarget() || LLVMInitializeNativeAsmPrinter()) {
             (void)snprintf(c->err, c->cap, "this LLVM has no native target");
             fatal.armed = false;

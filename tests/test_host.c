@@ -400,6 +400,69 @@ START_TEST(no_descriptors) { // _i: whether the compiler was loaded before
 }
 END_TEST
 
+// The address space ends in the middle of a compile, at some place of LLVM's: that is told, nothing ends, and the
+// interpreter runs the graph; or the run has no memory itself.
+static int without_memory(size_t more) {
+    struct host h;
+    float v[4] = {1, 2, 3, 4};
+    double first = 0, got = 0;
+    fallbacks = 0;
+    if (!host_open(&h, (trace_context_options){.threads = 1, .on_event = on_fallback}))
+        return 3;
+    trace_tensor *x = trace_from(h.ctx, TRACE_F32, v, TRACE_DIMS(4));
+    struct rlimit was, small;
+    for (int run = 0; run < 3; run++) { // 0: compiles something; 1: with a limit; 2: without
+        trace_tensor *y = x;
+        if (run == 1) {
+            FILE *f = fopen("/proc/self/statm", "r");
+            size_t pages;
+            if (!f || fscanf(f, "%zu", &pages) != 1 || fclose(f) || getrlimit(RLIMIT_AS, &was))
+                return 4;
+            small = was;
+            small.rlim_cur = pages * 4096 + more;
+            (void)setrlimit(RLIMIT_AS, &small);
+        }
+        if (trace_begin(h.region, TRACE_ARGS(x)))
+            for (int i = 0; i < (run ? 36 : 3); i++)
+                y = i % 3 == 2 ? trace_softmax(y, -1) : trace_mul_f(trace_tanh(y), 3);
+        enum trace_status s = trace_end(h.region, &y, 1);
+        if (run == 1) {
+            (void)setrlimit(RLIMIT_AS, &was);
+            first = s ? 0 : trace_item_f64(trace_select(y, 0, 1), &first) ? -1 : first;
+        }
+        if (run != 1 && s)
+            return 5;
+        if (s && s != TRACE_ERR_MEMORY)
+            return 6;
+        if (run == 2 && trace_item_f64(trace_select(y, 0, 1), &got))
+            return 7;
+    }
+    if (first != 0 && first != got)
+        return 8;
+    return fallbacks ? 1 : 0; // both are right
+}
+START_TEST(no_memory_for_the_compiler) {
+    if (SANITIZED || !strcmp(tj_backend_cpu.name, "none"))
+        return;
+    int told_so = 0;
+    for (int k = 0; k < 10; k++) {
+        pid_t pid = fork();
+        int status = 0;
+        ck_assert_int_ge(pid, 0);
+        if (!pid) {
+            alarm(60);
+            _exit(without_memory((size_t)k * 250000));
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) < 2, "%d bytes more: %s %d", k * 250000,
+                      WIFSIGNALED(status) ? "signal" : "exit",
+                      WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        told_so += WEXITSTATUS(status);
+    }
+    printf("note: the compiler ran out of memory in %d of 10 runs\n", told_so);
+}
+END_TEST
+
 // One processor, whatever the machine has: the pool is the caller alone, and the bits are the same.
 START_TEST(one_processor) {
     (void)reference();
@@ -974,6 +1037,7 @@ int main(int argc, char **argv) {
                  {nothing_to_write_to, 1},
                  {no_descriptors, 2},
                  {one_processor, 1},
+                 {no_memory_for_the_compiler, 1},
                  {fork_amid_writes, 1},
                  {fork_inside_a_run, 1},
                  {longjmp_out_of_a_body, 1},
