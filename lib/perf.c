@@ -28,7 +28,7 @@ extern struct jit_descriptor __jit_debug_descriptor;
 struct jit_descriptor __jit_debug_descriptor = {1, JIT_NOACTION, NULL, NULL};
 
 void __jit_debug_register_code(void);
-__attribute__((noinline, noclone, used)) void __jit_debug_register_code(void) { __asm__ volatile("" ::: "memory"); }
+__attribute__((noinline, used)) void __jit_debug_register_code(void) { __asm__ volatile("" ::: "memory"); }
 
 // One a mapping of code; its object file and the lines of the perf map follow it.
 struct debug {

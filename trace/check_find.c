@@ -18,6 +18,7 @@ struct find {
     trace_context *ctx;
     const struct tj_trace *t;
     bool *needed;                 // one a node
+    bool *turning;                // one a node: differs from turn to turn of a loop
     uint32_t *at;                 // node -> index into `asked`, or UINT32_MAX
     tj_ref *asked;                // nodes whose values the plan gives
     struct trace_tensor **values; // of these
@@ -35,6 +36,10 @@ static bool is_view(const struct tj_trace *t, tj_ref n) { return tj_ops[t->nodes
 static bool is_source(const struct tj_trace *t, tj_ref n) { return tj_ops[t->nodes[n].op].cls == TJ_SOURCE; }
 static bool soft(const struct tj_trace *t, tj_ref n) {
     return tj_ops[t->nodes[n].op].numeric == TJ_CONTRACTION && tj_is_float((tj_dtype)t->nodes[n].dtype);
+}
+// Counted loops (trace/repeat.h): what depends on a carried value has no value of its own behind the loop.
+static bool loop_op(const struct tj_trace *t, tj_ref n, const char *name) {
+    return !strcmp(tj_ops[t->nodes[n].op].name, name);
 }
 // The view that an UPDATE writes through is only geometry.
 static uint32_t operands(const struct tj_node *n) { return n->op == TJ_OP_UPDATE ? 2 : n->nin; }
@@ -99,7 +104,7 @@ static tj_status get_values(struct find *f) {
         bool out = false;
         for (uint32_t i = 0; i < s->nouts; i++)
             out |= s->outs[i] == n;
-        if (f->needed[n] && (out || (!is_source(f->t, n) && !is_view(f->t, n))))
+        if (f->needed[n] && !f->turning[n] && (out || (!is_source(f->t, n) && !is_view(f->t, n))))
             ask(f, n);
     }
     for (uint32_t i = 0; i < f->nasked; i++) {
@@ -357,18 +362,41 @@ static tj_status soft_op(struct find *f, tj_ref n, const struct trace_tensor *go
 
 // ---- op by op -------------------------------------------------------------------------------------------------------
 
+// Whether a loop has contractions in its body.
+static bool soft_loop(const struct find *f, tj_ref n) {
+    if (!loop_op(f->t, n, "repeat_out"))
+        return false;
+    for (tj_ref k = 0; k < n; k++) {
+        if (f->turning[k] && soft(f->t, k))
+            return true;
+    }
+    return false;
+}
+
+// A loop is judged as a whole. What its contractions may differ by goes through every turn, for which there is no
+// bound: alike in the first digits has to do.
+static bool alike(const struct trace_tensor *got, const struct trace_tensor *want) {
+    if (!tj_is_float((tj_dtype)want->dtype))
+        return true;
+    double most = largest(want);
+    for (int64_t i = 0; i < want->numel; i++) {
+        double x = tj_check_float(got, i), y = tj_check_float(want, i);
+        if (x != y && !(isnan(x) && isnan(y)) && !(fabs(x - y) <= 1e-2 * most))
+            return false;
+    }
+    return true;
+}
+
 static tj_status one_op(struct find *f, tj_ref n, bool *same, struct tj_difference *diff) {
     const struct trace_tensor *got = f->values[f->at[n]];
-    if (soft(f->t, n)) {
-        tj_status st = soft_op(f, n, got, same, diff);
-        return st;
-    }
+    if (soft(f->t, n))
+        return soft_op(f, n, got, same, diff);
     struct trace_tensor *want = value_new(f, n, (tj_dtype)f->t->nodes[n].dtype);
     if (!want)
         return TRACE_ERR_MEMORY;
     tj_status st = exact_op(f, n, want);
     if (!st)
-        *same = tj_check_same(got, want, diff);
+        *same = tj_check_same(got, want, diff) || (soft_loop(f, n) && alike(got, want));
     tj_tensor_drop(want);
     return st;
 }
@@ -484,12 +512,13 @@ static tj_status first_among(struct find *f, tj_ref last, struct tj_blame *b) {
 static tj_status find_open(struct find *f) {
     uint32_t n = f->t->nnodes + 1;
     f->needed = tj_calloc(n, sizeof *f->needed);
+    f->turning = tj_calloc(n, sizeof *f->turning);
     f->at = tj_malloc(n * sizeof *f->at);
     f->asked = tj_malloc(n * sizeof *f->asked);
     f->values = tj_calloc(n, sizeof *f->values);
     f->list = tj_malloc(n * sizeof *f->list);
     f->differ = tj_calloc(n, 1);
-    if (!f->needed || !f->at || !f->asked || !f->values || !f->list || !f->differ)
+    if (!f->needed || !f->turning || !f->at || !f->asked || !f->values || !f->list || !f->differ)
         return no_memory();
     for (uint32_t i = 0; i < n; i++)
         f->at[i] = UINT32_MAX;
@@ -498,6 +527,12 @@ static tj_status find_open(struct find *f) {
     for (uint32_t i = 0; i < f->c->seg->nwrites; i++)
         f->needed[f->c->seg->writes[i]] = true;
     mark_operands(f->t, f->needed);
+    for (tj_ref i = 0; i < f->t->nnodes; i++) {
+        const tj_ref *in = tj_node_in(f->t, &f->t->nodes[i]);
+        f->turning[i] = loop_op(f->t, i, "repeat_in");
+        for (uint32_t k = 0; k < f->t->nodes[i].nin && !loop_op(f->t, i, "repeat_out"); k++)
+            f->turning[i] |= f->turning[in[k]];
+    }
     return make_known(f);
 }
 
@@ -507,6 +542,7 @@ static void find_close(struct find *f) {
             tj_tensor_drop(f->values[i]);
     }
     tj_free(f->needed);
+    tj_free(f->turning);
     tj_free(f->at);
     tj_free(f->asked);
     tj_free(f->values);
