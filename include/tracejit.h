@@ -74,8 +74,10 @@ enum trace_device { TRACE_DEVICE_CPU, TRACE_DEVICE_CUDA, TRACE_DEVICE_AUTO };
 /* RECORD: the body runs each time and is recorded anew. REPLAY: the body is skipped once two runs over inputs alike
  * have recorded the same. EAGER: ops run at once, the region only ends their lifetime. */
 enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
-/* Whether plans may have symbolic extents. This version makes an exact plan for each combination of shapes inside
- * regions, whatever is set; their kernels are shared. */
+/* Which extents of plans are symbols, so that one plan serves many shapes. AUTO: the first plan is exact; an extent of an
+ * input, or an argument of an op that gives one, that is seen with a second value is a symbol from then on. OFF: a plan
+ * for each combination of shapes. ON: all extents of the declared inputs from the first plan on. Results have the same
+ * bits in each. */
 enum trace_dynamic { TRACE_DYNAMIC_AUTO, TRACE_DYNAMIC_OFF, TRACE_DYNAMIC_ON };
 /* FAST allows contraction across ops and folding that changes rounding; what it allows need not be done, and this
  * version does none of it. */
@@ -96,8 +98,21 @@ enum trace_event_kind {
     TRACE_EVENT_FALLBACK,
     TRACE_EVENT_LINT,
     TRACE_EVENT_REPLAY, /* runs of a REPLAY region can't be skipped, or one that was skipped was stale */
-    TRACE_EVENT_CHECK   /* a checked run differs from the interpreter; where: the op that is wrong */
+    TRACE_EVENT_CHECK,  /* a checked run differs from the interpreter; where: the op that is wrong */
+    TRACE_EVENT_BUDGET  /* a budget is used up, or nearly; from, to: used, allowed */
 };
+/* What a budget limits. CODE_BYTES and GRAPHS: of the plans kept; the others: since it was created. */
+enum trace_budget {
+    TRACE_BUDGET_COMPILES,
+    TRACE_BUDGET_COMPILE_MS,
+    TRACE_BUDGET_CODE_BYTES,
+    TRACE_BUDGET_GRAPHS,
+    TRACE_BUDGET_KERNELS
+};
+/* What happens when a budget is used up. WIDEN: the last plan that fits gets symbols for all extents of the inputs;
+ * after that cold plans are dropped where that helps, else the run fails. EVICT: cold plans are dropped. INTERPRET: runs
+ * without a plan go through the interpreter. FAIL: they end with TRACE_ERR_BUDGET. */
+enum trace_budget_policy { TRACE_BUDGET_WIDEN, TRACE_BUDGET_EVICT, TRACE_BUDGET_INTERPRET, TRACE_BUDGET_FAIL };
 enum trace_format { TRACE_FORMAT_TEXT, TRACE_FORMAT_JSON, TRACE_FORMAT_PROMETHEUS, TRACE_FORMAT_HTML };
 enum { TRACE_GELU_NONE, TRACE_GELU_TANH };
 enum { TRACE_PAD_CONSTANT, TRACE_PAD_REFLECT, TRACE_PAD_REPLICATE };
@@ -362,6 +377,13 @@ TRACE_API size_t trace_region_workspace(const trace_region *r);
  * TRACE_ERR_STATE). Declared again, the later bounds count. An extent outside them is
  * TRACE_ERR_SHAPE at trace_begin. */
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
+/* Limits what a region (a context: all its regions and single ops together) compiles and keeps, from now on. limit: at
+ * least 1, or -1: none. Each decision is a TRACE_EVENT_BUDGET. Runs that have their plan are never touched. Any thread.
+ */
+TRACE_API enum trace_status trace_region_budget(trace_region *r, enum trace_budget what, int64_t limit,
+                                                enum trace_budget_policy policy);
+TRACE_API enum trace_status trace_context_budget(trace_context *ctx, enum trace_budget what, int64_t limit,
+                                                 enum trace_budget_policy policy);
 /* Shape of a declared input of a region. */
 typedef struct trace_shape {
     int input, rank;

@@ -367,7 +367,7 @@ bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q) {
 
 static void print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap, size_t *n, int depth) {
     const struct tj_ex_node *d = &x->nodes[e];
-    static const char *const names[] = {"", "", "", "", "", "+", "-", "*", "/", "max", "min"};
+    static const char *const names[] = {"", "", "", "", "", "", "+", "-", "*", "/", "max", "min"};
 #define PUT(...)                                                                                                       \
     do {                                                                                                               \
         int w = snprintf(*n < cap ? buf + *n : NULL, *n < cap ? cap - *n : 0, __VA_ARGS__);                            \
@@ -383,6 +383,7 @@ static void print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap, size
     case TJ_EX_STRIDE: PUT("x%u.s%u", d->a, d->b); break;
     case TJ_EX_PARAM: PUT("p%u", d->a); break;
     case TJ_EX_ARG: PUT("n%u.%u", d->a, d->b); break;
+    case TJ_EX_ATTR: PUT("n%u.a%u", d->a, d->b); break;
     case TJ_EX_MAX:
     case TJ_EX_MIN:
         PUT("%s(", names[d->op]);
@@ -424,6 +425,7 @@ bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int
         case TJ_EX_STRIDE: out[i] = args->leaves[e->a].tensor->strides[e->b]; break;
         case TJ_EX_PARAM: out[i] = args->params[e->a].v.i; break;
         case TJ_EX_ARG: out[i] = tj_shape_dims(args->trace, args->trace->nodes[e->a].shape)[e->b]; break;
+        case TJ_EX_ATTR: out[i] = args->trace->attrs[args->trace->nodes[e->a].attr + e->b]; break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;
@@ -442,6 +444,7 @@ bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_
         case TJ_EX_STRIDE:
         case TJ_EX_PARAM: out[i] = 0; break;
         case TJ_EX_ARG: out[i] = tj_shape_dims(t, t->nodes[e->a].shape)[e->b]; break;
+        case TJ_EX_ATTR: out[i] = t->attrs[t->nodes[e->a].attr + e->b]; break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;

@@ -15,6 +15,7 @@ enum tj_ex_op {
     TJ_EX_STRIDE, // stride in elements of dim b of leaf a
     TJ_EX_PARAM,  // integer parameter a
     TJ_EX_ARG,    // extent of dim b of node a, where it is an argument of the op
+    TJ_EX_ATTR,   // word b of the attributes of node a, an amount that shapes its result
     TJ_EX_ADD,
     TJ_EX_SUB,
     TJ_EX_MUL, // exact in int64; overflow is checked when evaluated

@@ -276,6 +276,36 @@ static tj_ex windows(struct tj_graph *g, tj_ex in, tj_ex kernel, int64_t stride,
     return ex2(g, TJ_EX_MIN, up, ex2(g, TJ_EX_ADD, start, 1));
 }
 
+// The amounts of a PAD: constants, or symbols where they have been seen to vary.
+static void padding(struct tj_graph *g, tj_ref r, struct tj_attr_padding *out) {
+    const struct tj_node *n = &g->t->nodes[r];
+    const struct tj_attr_pad *p = tj_node_attr(g->t, n);
+    *out = (struct tj_attr_padding){.mode = p->mode};
+    for (uint32_t d = 0; d < TJ_MAX_RANK; d++) {
+        bool symbol = g->seg->dyn && g->seg->dyn->arg[r] >> d & 1;
+        out->lo[d] = symbol ? canon(g, tj_ex_sym(g->x, TJ_EX_ATTR, r, 1 + d, p->lo[d])) : con(g, p->lo[d]);
+        out->hi[d] =
+            symbol ? canon(g, tj_ex_sym(g->x, TJ_EX_ATTR, r, 1 + TJ_MAX_RANK + d, p->hi[d])) : con(g, p->hi[d]);
+    }
+}
+
+// Amounts that are constants of the program, for look-ups.
+static void keep_amounts(struct tj_graph *g) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < g->t->nnodes; i++) {
+        n += g->t->nodes[i].op == TJ_OP_PAD ? 2 * TJ_MAX_RANK : 0;
+    }
+    g->p->amounts = TJ_ARENA_NEW(g->arena, struct tj_amount, n + 1);
+    for (uint32_t i = 0; i < g->t->nnodes && !g->arena->failed; i++) {
+        for (uint32_t k = 0; g->t->nodes[i].op == TJ_OP_PAD && k < 2 * TJ_MAX_RANK; k++) {
+            if (!(g->seg->dyn->arg[i] >> k % TJ_MAX_RANK & 1)) {
+                g->p->amounts[g->p->namounts++] =
+                    (struct tj_amount){i, 1 + k, g->t->attrs[g->t->nodes[i].attr + 1 + k]};
+            }
+        }
+    }
+}
+
 // Extents from..to of a reshape's result, out of `whole` elements. Where one argument is open it follows from the rest;
 // several become symbols. What is guessed here from values is checked when a plan is looked up.
 static void regroup(struct tj_graph *g, tj_ref r, tj_ex whole, size_t from, size_t to, const int64_t *rec,
@@ -466,9 +496,10 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             return;
         }
         case TJ_OP_PAD: {
-            const struct tj_attr_pad *p = attr;
+            struct tj_attr_padding p;
+            padding(g, r, &p);
             for (size_t d = 0; d < rank; d++) {
-                dims[d] = ex2(g, TJ_EX_ADD, a->dims[d], con(g, p->lo[d] + p->hi[d]));
+                dims[d] = ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_ADD, a->dims[d], (tj_ex)p.lo[d]), (tj_ex)p.hi[d]);
             }
             return;
         }
@@ -739,6 +770,11 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
         }
         return tj_g_add(g, &s);
     }
+    case TJ_OP_PAD: {
+        struct tj_attr_padding p;
+        padding(g, r, &p);
+        return add(g, r, n->op, d, dims, rank, in, n->nin, &p, WORDS(p));
+    }
     case TJ_OP_SUM: {
         const struct tj_attr_reduce *p = attr;
         return cast(g, r, reduce(g, r, TJ_OP_SUM, c, cast(g, r, in[0], c), p->mask, p->keepdim), d);
@@ -885,6 +921,7 @@ tj_status tj_graph_build(struct tj_graph *g) {
         }
         g->p->extents = TJ_ARENA_NEW(g->arena, tj_ex, at + 1);
         g->p->nextents = at;
+        keep_amounts(g);
     }
     if (g->arena->failed) {
         return out_of_memory();

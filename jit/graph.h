@@ -64,6 +64,10 @@ struct tj_gnode {
     tj_ref trace;     // trace node it comes from
     tj_ex ex;         // TJ_G_EXTENT, SCALAR of dtype i64: value
 };
+// PAD in a graph: amounts as expressions (tj_ex).
+struct tj_attr_padding {
+    int64_t mode, lo[TJ_MAX_RANK], hi[TJ_MAX_RANK];
+};
 struct tj_graph {
     const struct tj_segment *seg;
     const struct tj_trace *t;

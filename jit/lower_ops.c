@@ -71,7 +71,8 @@ static uint32_t cat(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
 
 static uint32_t pad(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     const struct tj_gnode *p = TJ_NODE(l->s, n);
-    const struct tj_attr_pad *a = p->attr;
+    const struct tj_attr_padding *a = p->attr;
+    const struct tj_exprs *ex = l->s->x;
     tj_ref x = p->in[0];
     const struct tj_gnode *s = TJ_NODE(l->s, x);
     tj_dtype d = tj_compute_dtype(p->dtype);
@@ -81,16 +82,18 @@ static uint32_t pad(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     }
     uint32_t inside = TJ_LNONE;
     for (uint32_t j = 0; j < m->rank && !l->stop; j++) {
-        tj_ex e = s->dims[j];
+        tj_ex e = s->dims[j], before = (tj_ex)a->lo[j], after = (tj_ex)a->hi[j];
+        bool below = !tj_ex_is_const(ex, before) || tj_ex_hint(ex, before) > 0; // coordinates may lie outside
+        bool above = !tj_ex_is_const(ex, after) || tj_ex_hint(ex, after) > 0;
         r->d[j] = m->d[j];
-        r->d[j].off = tj_lo_bin(l, TJ_EX_SUB, r->d[j].off, tj_ex_const(l->s->x, a->lo[j]));
-        if (a->lo[j] <= 0 && a->hi[j] <= 0) {
+        r->d[j].off = tj_lo_bin(l, TJ_EX_SUB, r->d[j].off, before);
+        if (!below && !above) {
             continue;
         }
         uint32_t i = tj_lo_coord(l, &r->d[j]), last = tj_lo_ival(l, tj_lo_bin(l, TJ_EX_SUB, e, 1));
         if (a->mode == TRACE_PAD_CONSTANT) {
-            uint32_t lo = a->lo[j] > 0 ? op2(l, TJ_OP_GE, TRACE_BOOL, i, ci(l, 0)) : TJ_LNONE;
-            uint32_t hi = a->hi[j] > 0 ? op2(l, TJ_OP_LT, TRACE_BOOL, i, tj_lo_ival(l, e)) : TJ_LNONE;
+            uint32_t lo = below ? op2(l, TJ_OP_GE, TRACE_BOOL, i, ci(l, 0)) : TJ_LNONE;
+            uint32_t hi = above ? op2(l, TJ_OP_LT, TRACE_BOOL, i, tj_lo_ival(l, e)) : TJ_LNONE;
             lo = lo == TJ_LNONE ? hi : tj_lo_and(l, hi, lo);
             inside = tj_lo_and(l, inside, lo);
             continue;

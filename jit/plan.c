@@ -337,6 +337,12 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj
                 ok = missed(p, why, n, (int)d, e[d], v[e[d]], dims[d]);
         }
     }
+    for (uint32_t i = 0; ok && i < g->namounts; i++) {
+        const struct tj_amount *m = &g->amounts[i];
+        int64_t have = t->attrs[t->nodes[m->node].attr + m->word];
+        if (have != m->value)
+            ok = missed(p, why, m->node, (int)(m->word - 1) % TJ_MAX_RANK, 0, m->value, have);
+    }
     for (uint32_t i = 0; ok && i < g->nguards; i++) {
         const struct tj_guard *q = &g->guards[i];
         if (v[q->a] != v[q->b])

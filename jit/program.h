@@ -69,6 +69,12 @@ struct tj_guard {
     tj_ex a, b;
     tj_ref node;
 };
+// A word of a node's attributes that traces served may not change.
+struct tj_amount {
+    tj_ref node;
+    uint32_t word;
+    int64_t value;
+};
 struct tj_program {
     struct tj_arena arena; // owns everything below
     struct tj_exprs exprs;
@@ -82,6 +88,8 @@ struct tj_program {
     // at extent_at. A trace that the program serves has these extents.
     tj_ex *extents;
     uint32_t *extent_at, nextents;
+    struct tj_amount *amounts; // that are constants of the program
+    uint32_t namounts;
     uint32_t nouts, nops, nfused; // nfused: recorded ops without a step of their own
     tj_ex bytes_moved;            // of one run
 };

@@ -90,10 +90,10 @@ static const struct tj_backend fake = {.name = "fake",
 
 struct events {
     pthread_mutex_t lock;
-    int count[8];
+    int count[16];
     int input, dim;
     int64_t from, to;
-    char last[8][600], where[8][200];
+    char last[16][600], where[16][200];
 };
 static struct events events = {.lock = PTHREAD_MUTEX_INITIALIZER};
 

@@ -3,6 +3,7 @@
 #include "../trace/backend.h"
 #include "tj_test.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -11,12 +12,17 @@ static trace_context *ctx;
 static struct {
     int recompiles, fallbacks, input, dim;
     int64_t from, to;
-    char what[600];
+    int budgets;
+    char what[600], budget[600];
 } last;
 
 static void on_event(void *user, const trace_event *e) {
     (void)user;
     last.fallbacks += e->kind == TRACE_EVENT_FALLBACK;
+    if (e->kind == TRACE_EVENT_BUDGET) {
+        last.budgets++;
+        (void)snprintf(last.budget, sizeof last.budget, "%s", e->what);
+    }
     if (e->kind != TRACE_EVENT_RECOMPILE)
         return;
     last.recompiles++;
@@ -93,6 +99,20 @@ static T *attention(const struct weights *w, T *x, T *mask) {
     return trace_add(trace_rms_norm(y, w->ln, 1e-6), trace_mean(y, TRACE_DIMS(1), true));
 }
 
+// Sizes that the host computes: padded to a multiple of 16, masked by position, shifted, cut, unfolded.
+static T *computed_sizes(const struct weights *w, T *x, T *mask) {
+    int64_t b = trace_size(x, 0), s = trace_size(x, 1), up = (s + 15) / 16 * 16;
+    T *p = trace_pad(x, TRACE_DIMS(0, 0, 0, up - s), TRACE_PAD_CONSTANT, 0.5);
+    T *at = trace_to(trace_arange(ctx, 0, up, 1, TRACE_I64), TRACE_F32);
+    T *in = trace_reshape(trace_lt_f(at, (double)s), TRACE_DIMS(1, up, 1));
+    T *z = trace_where(in, p, trace_full_f(ctx, TRACE_DIMS(b, up, D), -1, TRACE_F32));
+    T *shifted = trace_add(trace_narrow(z, 1, 1, up - 1), trace_narrow(z, 1, 0, up - 1));
+    T *windows = trace_sum(trace_unfold(shifted, 1, 3, 2), TRACE_DIMS(-1), false);
+    T *m = trace_expand(trace_unsqueeze(mask, -1), TRACE_DIMS(b, s, D));
+    T *y = trace_cat(TRACE_ARGS(windows, trace_mul(x, m), trace_flip(x, TRACE_DIMS(1))), 1);
+    return trace_softmax(trace_mul(y, w->ln), 1);
+}
+
 typedef T *model_fn(const struct weights *, T *, T *);
 
 static T *run(trace_region *r, model_fn *f, const struct weights *w, int64_t b, int64_t s) {
@@ -159,7 +179,120 @@ START_TEST(transformer_declared) { check_model(transformer, TRACE_DYNAMIC_AUTO, 
 END_TEST
 START_TEST(attention_auto) { check_model(attention, TRACE_DYNAMIC_AUTO, false, 3); }
 END_TEST
+START_TEST(computed_auto) { check_model(computed_sizes, TRACE_DYNAMIC_AUTO, false, 3); }
+END_TEST
+START_TEST(computed_on) { check_model(computed_sizes, TRACE_DYNAMIC_ON, false, 4); }
+END_TEST
 START_TEST(attention_declared) { check_model(attention, TRACE_DYNAMIC_AUTO, true, 2); }
 END_TEST
 
-TJ_TEST_MAIN("dynamic", transformer_auto, transformer_on, transformer_declared, attention_auto, attention_declared)
+// ---- budgets --------------------------------------------------------------------------------------------------------
+
+// x [n, m] -> softmax over the columns; another length each call.
+static tj_status soft(trace_region *r, int64_t n, int64_t m) {
+    T *x = TENSOR(3, n, m), *y = NULL;
+    if (trace_begin(r, TRACE_ARGS(x)))
+        y = trace_softmax(x, 1);
+    tj_status st = trace_end(r, &y, 1);
+    if (!st) {
+        float v[4096];
+        double sum = 0;
+        TJ_ASSERT_OK(trace_read(y, v, (size_t)(n * m) * 4));
+        for (int64_t i = 0; i < m; i++)
+            sum += v[i];
+        ck_assert(fabs(sum - 1) < 1e-5);
+    }
+    trace_release(x), trace_release(y);
+    return st;
+}
+static trace_stats stats(const trace_region *r) {
+    trace_stats s = {.size = sizeof s};
+    trace_region_stats(r, &s);
+    return s;
+}
+
+START_TEST(budget_widens_then_fails) {
+    open_context();
+    trace_region *r = region("soft", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_OK(trace_region_budget(r, TRACE_BUDGET_COMPILES, 3, TRACE_BUDGET_FAIL));
+    for (int i = 0; i < 3; i++)
+        TJ_ASSERT_OK(soft(r, 4, 5 + i));
+    TJ_ASSERT_STATUS(soft(r, 4, 9), TRACE_ERR_BUDGET);
+    ck_assert_ptr_nonnull(strstr(trace_last_error(ctx), "budget of 3 compiles is used up"));
+    ck_assert_ptr_nonnull(strstr(last.budget, "the run fails"));
+    TJ_ASSERT_OK(soft(r, 4, 6)); // what has its plan runs
+    ck_assert_uint_eq(stats(r).graphs, 3);
+    trace_region_release(r);
+    // auto: the second plan already takes all columns; rows stay exact until the last plan makes them symbols
+    r = region("wide", TRACE_DYNAMIC_AUTO);
+    TJ_ASSERT_OK(trace_region_budget(r, TRACE_BUDGET_COMPILES, 2, TRACE_BUDGET_WIDEN));
+    for (int i = 0; i < 20; i++)
+        TJ_ASSERT_OK(soft(r, 4 + i / 10 * i, 5 + i));
+    ck_assert_uint_eq(stats(r).graphs, 2);
+    ck_assert_ptr_nonnull(strstr(last.budget, "comes to its end"));
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+START_TEST(budget_interprets) {
+    open_context();
+    trace_region *r = region("soft", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_OK(trace_context_budget(ctx, TRACE_BUDGET_COMPILES, 2, TRACE_BUDGET_INTERPRET));
+    for (int i = 0; i < 6; i++)
+        TJ_ASSERT_OK(soft(r, 3, 5 + i));
+    ck_assert_uint_eq(stats(r).graphs, 2);
+    ck_assert_uint_eq(stats(r).misses, 6);
+    ck_assert(NO_JIT || stats(r).interpreted_ops == 4);
+    ck_assert_int_eq(last.budgets, 1);
+    TJ_ASSERT_OK(trace_context_budget(ctx, TRACE_BUDGET_COMPILES, -1, TRACE_BUDGET_INTERPRET));
+    TJ_ASSERT_OK(soft(r, 3, 9));
+    ck_assert_uint_eq(stats(r).graphs, 3);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+START_TEST(budget_evicts) {
+    open_context();
+    trace_region *a = region("a", TRACE_DYNAMIC_OFF), *b = region("b", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_OK(trace_region_budget(a, TRACE_BUDGET_GRAPHS, 4, TRACE_BUDGET_EVICT));
+    TJ_ASSERT_OK(trace_context_budget(ctx, TRACE_BUDGET_GRAPHS, 6, TRACE_BUDGET_EVICT));
+    for (int i = 0; i < 12; i++) {
+        TJ_ASSERT_OK(soft(a, 3, 5 + i));
+        TJ_ASSERT_OK(soft(a, 3, 5)); // hot
+        TJ_ASSERT_OK(soft(b, 2, 5 + i));
+    }
+    ck_assert_uint_eq(stats(a).graphs, 12);
+    ck_assert_uint_eq(stats(a).evictions + stats(b).evictions, 24 - 6);
+    ck_assert_uint_ge(stats(a).evictions, 8);
+    trace_region_release(b); // its plans count no more
+    for (int i = 0; i < 2; i++)
+        TJ_ASSERT_OK(soft(a, 7, 5 + i));
+    ck_assert(NO_JIT || stats(a).bytes_code > 0);
+    trace_region_release(a);
+    trace_context_release(ctx);
+}
+END_TEST
+
+START_TEST(budget_misuse) {
+    open_context();
+    trace_region *r = region("soft", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_STATUS(trace_region_budget(r, TRACE_BUDGET_GRAPHS, 0, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(trace_last_error(ctx), "a budget of 0 graphs"));
+    TJ_ASSERT_STATUS(trace_region_budget(r, TRACE_BUDGET_GRAPHS, -2, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_budget(r, TRACE_BUDGET_COMPILE_MS, INT64_MAX, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_budget(r, (enum trace_budget)77, 1, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_budget(r, TRACE_BUDGET_GRAPHS, 1, (enum trace_budget_policy)9), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_budget(r, TRACE_BUDGET_COMPILES, 5, TRACE_BUDGET_EVICT), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_budget(NULL, TRACE_BUDGET_COMPILES, 5, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_context_budget(NULL, TRACE_BUDGET_COMPILES, 5, TRACE_BUDGET_FAIL), TRACE_ERR_ARGUMENT);
+    for (int i = 0; i < 8; i++)
+        TJ_ASSERT_OK(soft(r, 4, 5 + i)); // nothing of it stuck
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+TJ_TEST_MAIN("dynamic", budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse, transformer_auto,
+             transformer_on, transformer_declared, computed_auto, computed_on, attention_auto, attention_declared)

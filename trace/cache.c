@@ -392,6 +392,8 @@ static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct 
         uint64_t ops = common_ops(&e->trace, s->trace);
         bool all = ops == e->trace.nnodes && ops == s->trace->nnodes;
         uint64_t score = all ? ((uint64_t)1 << 40) - leaf_distance(&e->trace, s->trace) : ops + 1;
+        if (all && e->symbolic && relatives(e, s)) // its guard is the reason, not sizes it would take
+            score += (uint64_t)1 << 41;
         if (score >= best_score) { // the youngest of equals
             best = e;
             best_score = score;
@@ -443,6 +445,7 @@ static struct tj_entry *evict(struct tj_cache *c) {
 
 static void report_evicted(struct trace_region *r, struct tj_entry *e, const char *why) {
     (void)TJ_COUNT_UP(&r->count, evictions, 1);
+    tj_budget_dropped(r, e->info.bytes_code);
     tj_event(r->ctx, r, TRACE_EVENT_EVICT, (struct tj_loc){NULL, 0}, -1, -1, (int64_t)e->info.bytes_code, 0, e->ms,
              "a plan of %u ops (%s, %llu hits) was dropped: %s", e->trace.nnodes, e->site,
              (unsigned long long)atomic_load_explicit(&e->hits, memory_order_relaxed), why);
@@ -456,22 +459,43 @@ static uint64_t code_bytes(trace_context *ctx) {
     return n;
 }
 
-// Drops cold plans, a region after the other, until the code of the context fits its limit.
-static void enforce_limit(trace_context *ctx, const struct tj_entry *keep) {
-    char why[80];
-    (void)snprintf(why, sizeof why, "code_limit of %zu bytes", ctx->opt.code_limit);
+// What has to go for the limits of the context: text into why. False: nothing. ctx->lock is held.
+static bool over_limit(trace_context *ctx, int *what, char *why, size_t cap) {
+    *what = TRACE_BUDGET_CODE_BYTES;
+    (void)snprintf(why, cap, "code_limit of %zu bytes", ctx->opt.code_limit);
+    if (code_bytes(ctx) > ctx->opt.code_limit)
+        return true;
+    if (!tj_budget_exceeded(&ctx->budget, what))
+        return false;
+    (void)snprintf(why, cap, "the context's budget of %lld %s", (long long)atomic_load(&ctx->budget.limit[*what]),
+                   tj_budget_name(*what));
+    return true;
+}
+
+// Drops cold plans until r keeps its budget, then those of the region that holds most, until the context keeps its
+// limits.
+static void enforce_limits(struct trace_region *r, const struct tj_entry *keep) {
+    trace_context *ctx = r->ctx;
+    char why[120];
     for (unsigned rounds = 0; rounds < 100000; rounds++) {
         struct tj_entry *victim = NULL;
-        struct trace_region *from = NULL;
+        struct trace_region *from = r;
+        int what;
         tj_lock(&ctx->lock);
-        if (code_bytes(ctx) > ctx->opt.code_limit) {
-            // The region that holds most code gives first.
-            uint64_t most = atomic_load(&ctx->eager->cache.code);
+        if (tj_budget_exceeded(&r->budget, &what)) {
+            (void)snprintf(why, sizeof why, "the region's budget of %lld %s",
+                           (long long)atomic_load(&r->budget.limit[what]), tj_budget_name(what));
+        } else if (over_limit(ctx, &what, why, sizeof why)) {
+            int64_t most = atomic_load(&ctx->eager->budget.used[what]);
             from = ctx->eager;
-            for (struct trace_region *r = ctx->regions; r; r = r->next) {
-                if (atomic_load(&r->cache.code) > most)
-                    most = atomic_load(&(from = r)->cache.code);
+            for (struct trace_region *o = ctx->regions; o; o = o->next) {
+                if (atomic_load(&o->budget.used[what]) > most)
+                    most = atomic_load(&(from = o)->budget.used[what]);
             }
+        } else {
+            from = NULL;
+        }
+        if (from) {
             (void)atomic_fetch_add(&from->refs, 1);
             tj_lock(&from->cache.lock);
             if (from->cache.n > 1)
@@ -479,11 +503,12 @@ static void enforce_limit(trace_context *ctx, const struct tj_entry *keep) {
             tj_unlock(&from->cache.lock);
         }
         tj_unlock(&ctx->lock);
+        bool done = !victim || victim == keep;
         if (victim)
             report_evicted(from, victim, why);
         if (from)
             tj_region_drop(from);
-        if (!victim || victim == keep)
+        if (done)
             return;
     }
 }
@@ -711,10 +736,10 @@ static bool small_symbol(const struct tj_dynamic *d, const struct tj_trace *t) {
 }
 
 // Declared or all extents of declared inputs.
-static void add_declared(struct tj_dynamic *d, const struct trace_region *r, const struct tj_trace *t) {
+static void add_declared(struct tj_dynamic *d, const struct trace_region *r, const struct tj_trace *t, bool all) {
     for (uint32_t i = 0; i < t->nleaves; i++) {
         const struct tj_leaf_key *k = &t->leafkeys[i];
-        if (r->opt.dynamic == TRACE_DYNAMIC_ON && (k->input || k->flags & TJ_LEAF_CARRIED)) {
+        if (all && (k->input || k->flags & TJ_LEAF_CARRIED)) {
             d->leaf[i] = (uint8_t)((1u << k->rank) - 1);
             d->args = true;
         }
@@ -741,7 +766,7 @@ static void add_all(struct tj_dynamic *d, const struct tj_trace *t) {
 // What of a new entry is symbolic: what is declared to be, and what has been seen with another value. A symbol whose
 // size is 0 or 1 now is no good hint of how to compile it: the trace of a relative is taken, if there is one that no
 // plan was made from yet. False: out of memory. The lock is held.
-static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, const struct tj_site *site,
+static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, const struct tj_site *site, bool wide,
                            struct tj_entry *fresh) {
     struct tj_dynamic *d = &fresh->dyn;
     const struct tj_trace *t = &fresh->trace;
@@ -750,7 +775,7 @@ static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, con
     if (r->hidden)
         add_all(d, t);
     else
-        add_declared(d, r, t);
+        add_declared(d, r, t, wide || r->opt.dynamic == TRACE_DYNAMIC_ON);
     if (site->like && site->like->symbolic && tj_trace_alike(&site->like->trace, t))
         tj_dynamic_merge(d, &site->like->dyn, t);
     struct tj_entry *first = c->families[fresh->family & (c->nbuckets - 1)];
@@ -800,12 +825,14 @@ static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
 // Finds the entry, or enters a new one. *made: it's the caller's to compile. exact: without symbols.
 static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
                                       bool trimmed, bool wait, bool exact, uint64_t hash, uint64_t family, bool *made,
-                                      struct tj_entry **similar) {
+                                      struct tj_entry **similar, bool *interpret) {
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;
+    struct tj_budget_answer budget = {TJ_ALLOWED, -1, false, 0, 0};
     *made = false;
     *similar = NULL;
+    *interpret = false;
     for (;;) {
         tj_lock(&c->lock);
         e = find(c, s, hash, exact ? 0 : family);
@@ -822,8 +849,11 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     if (!e) {
         make_whole(c);
         uint32_t cap = c->capring;
-        if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&
-            (exact || !family || choose_symbols(c, r, site, fresh))) {
+        tj_budget_ask(r, &budget);
+        if (budget.verdict >= TJ_INTERPRET) {
+            ; // no plan for this one
+        } else if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&
+                   (exact || !family || choose_symbols(c, r, site, budget.verdict == TJ_WIDE, fresh))) {
             c->capring = cap;
             *similar = r->hidden ? NULL : nearest(c, fresh->site_key, s);
             if (c->n >= c->max)
@@ -846,6 +876,7 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         } else {
             c->capring = cap;
             full = true;
+            tj_budget_return(r);
         }
     } else {
         while (atomic_load(&e->state) == TJ_E_COMPILING) {
@@ -870,6 +901,9 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         (void)snprintf(why, sizeof why, "max_graphs of %u", c->max);
         report_evicted(r, victim, why);
     }
+    if (budget.verdict)
+        tj_budget_tell(r, &budget, site->kind);
+    *interpret = budget.verdict == TJ_INTERPRET;
     if (full)
         (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for the plan table", r->name);
     return e;
@@ -881,10 +915,13 @@ static void publish(struct trace_region *r, struct tj_entry *e, tj_status st) {
     tj_lock(&c->lock);
     e->failed = st;
     atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
-    if (st)
+    if (st) {
         unlink_entry(c, e);
-    else
+        tj_budget_return(r);
+    } else {
         (void)atomic_fetch_add(&c->code, e->info.bytes_code);
+        tj_budget_made(r, (uint64_t)(e->ms * 1e6), e->info.new_kernels, e->info.bytes_code);
+    }
     tj_cond_wake(&c->ready);
     tj_unlock(&c->lock);
     if (st)
@@ -914,8 +951,7 @@ tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struc
     dump_trace(r, e);
     report_made(r, count, e, site, similar);
     tj_timeline_compile(r, e, site->loc);
-    if (e->info.bytes_code)
-        enforce_limit(r->ctx, e);
+    enforce_limits(r, e);
     return st;
 }
 
@@ -995,11 +1031,17 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
     struct trace_region *r = b->run.region;
     bool background = r->opt.background && !r->hidden, exact = false, counted = false;
     for (int attempt = 0;; attempt++) {
-        bool made;
+        bool made, interpret;
         struct tj_entry *similar;
-        e = find_or_enter(b, s, site, trimmed, !background, exact, hash, family, &made, &similar);
+        e = find_or_enter(b, s, site, trimmed, !background, exact, hash, family, &made, &similar, &interpret);
+        if (!e && interpret) {
+            if (!counted && !trimmed)
+                TJ_BUMP(&b->count, misses, 1);
+            *out = NULL;
+            return TRACE_OK;
+        }
         if (!e)
-            return TRACE_ERR_MEMORY;
+            return tj_last_status();
         if (made) {
             if (!trimmed && !counted)
                 TJ_BUMP(&b->count, misses, 1);
@@ -1016,7 +1058,7 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         }
         if (atomic_load(&e->state) == TJ_E_COMPILING) {
             // Not in the background: a callback of this thread's own compile, which it can't wait for.
-            bool interpret = trimmed || !background;
+            interpret = trimmed || !background;
             tj_status st = interpret ? TRACE_OK : meanwhile(b, s, e, &interpret);
             if (st || interpret) {
                 if (!counted && !trimmed)

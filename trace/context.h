@@ -5,6 +5,7 @@
 #include "../lib/log.h"
 #include "../lib/threads.h"
 #include "backend.h"
+#include "budget.h"
 
 // clang-format off
 #define TJ_STATS(X) \
@@ -36,6 +37,7 @@ struct trace_context {
     atomic_bool fallback_reported;
     atomic_bool shut;
     struct tj_counters count;
+    struct tj_budget budget;
     char describe[256];
     _Atomic(struct tj_background *) background; // compiles off the calling thread (trace/background.c); NULL until one
     _Atomic uint64_t compile_op_ns;             // time a compile took an op, lately; 0: none yet

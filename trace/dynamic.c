@@ -5,6 +5,10 @@
 
 // ---- alike ----------------------------------------------------------------------------------------------------------
 
+// Leading words of a node's attributes that traces have to share to be alike; the rest are amounts that shape its
+// result.
+static size_t fixed_words(const struct tj_node *n) { return n->op == TJ_OP_PAD ? 1 : n->nattr; }
+
 static bool alike_leaf(const struct tj_leaf_key *a, const struct tj_leaf_key *b) {
     return a->dtype == b->dtype && a->rank == b->rank && a->layout == b->layout && a->flags == b->flags &&
            a->group == b->group && a->input == b->input;
@@ -12,13 +16,13 @@ static bool alike_leaf(const struct tj_leaf_key *a, const struct tj_leaf_key *b)
 
 bool tj_trace_alike(const struct tj_trace *a, const struct tj_trace *b) {
     if (a->nnodes != b->nnodes || a->nattrs != b->nattrs || a->noperands != b->noperands || a->nleaves != b->nleaves ||
-        !tj_same(a->attrs, b->attrs, a->nattrs * sizeof *a->attrs) ||
         !tj_same(a->operands, b->operands, a->noperands * sizeof *a->operands))
         return false;
     for (uint32_t i = 0; i < a->nnodes; i++) {
         const struct tj_node *x = &a->nodes[i], *y = &b->nodes[i];
         if (x->op != y->op || x->dtype != y->dtype || x->nattr != y->nattr || x->nin != y->nin || x->attr != y->attr ||
-            memcmp(x->in, y->in, sizeof x->in) || a->dims[x->shape] != b->dims[y->shape])
+            memcmp(x->in, y->in, sizeof x->in) || a->dims[x->shape] != b->dims[y->shape] ||
+            (x->nattr && memcmp(a->attrs + x->attr, b->attrs + y->attr, fixed_words(x) * sizeof *a->attrs)))
             return false;
     }
     for (uint32_t i = 0; i < a->nleaves; i++) {
@@ -37,9 +41,10 @@ uint64_t tj_trace_alike_hash(const struct tj_trace *t) {
         h = tj_hash_mix(h, (uint64_t)n->op << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
         h = tj_hash_mix(h, (uint64_t)n->in[0] << 32 | n->in[1]);
         h = tj_hash_mix(h, (uint64_t)n->in[2] << 32 | (n->in[3] ^ (uint32_t)t->dims[n->shape] << 24));
+        if (n->nattr)
+            h = tj_hash_bytes(t->attrs + n->attr, fixed_words(n) * sizeof *t->attrs, h);
     }
     h = tj_hash_bytes(t->operands, t->noperands * sizeof *t->operands, h);
-    h = tj_hash_bytes(t->attrs, t->nattrs * sizeof *t->attrs, h);
     for (uint32_t i = 0; i < t->nleaves; i++) {
         const struct tj_leaf_key *k = &t->leafkeys[i];
         h = tj_hash_mix(h, (uint64_t)k->dtype << 48 | (uint64_t)k->layout << 32 | (uint64_t)k->flags << 16 | k->group);
@@ -50,6 +55,29 @@ uint64_t tj_trace_alike_hash(const struct tj_trace *t) {
 bool tj_shape_is_argument(uint16_t op) {
     return op == TJ_OP_RESHAPE || op == TJ_OP_EXPAND || op == TJ_OP_SLICE || op == TJ_OP_AS_STRIDED ||
            op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
+}
+
+static uint8_t differing(const struct tj_trace *a, uint32_t x, const struct tj_trace *b, uint32_t y) {
+    const int64_t *p = tj_shape_dims(a, x), *q = tj_shape_dims(b, y);
+    uint8_t mask = 0;
+    for (size_t d = 0, rank = tj_shape_rank(a, x); d < rank; d++) {
+        if (p[d] != q[d])
+            mask |= (uint8_t)(1u << d);
+    }
+    return mask;
+}
+
+// Dims of a node's result whose extents differ as arguments: given as such, or by amounts added.
+static uint8_t differing_arguments(const struct tj_trace *a, const struct tj_trace *b, uint32_t n) {
+    if (tj_shape_is_argument(a->nodes[n].op))
+        return differing(a, a->nodes[n].shape, b, b->nodes[n].shape);
+    uint8_t mask = 0;
+    if (a->nodes[n].op == TJ_OP_PAD) {
+        const struct tj_attr_pad *p = tj_node_attr(a, &a->nodes[n]), *q = tj_node_attr(b, &b->nodes[n]);
+        for (int d = 0; d < TJ_MAX_RANK; d++)
+            mask |= (uint8_t)((p->lo[d] != q->lo[d] || p->hi[d] != q->hi[d]) << d);
+    }
+    return mask;
 }
 
 // ---- masks ----------------------------------------------------------------------------------------------------------
@@ -74,23 +102,11 @@ bool tj_dynamic_any(const struct tj_dynamic *d, const struct tj_trace *t) {
     return any;
 }
 
-static uint8_t differing(const struct tj_trace *a, uint32_t x, const struct tj_trace *b, uint32_t y) {
-    const int64_t *p = tj_shape_dims(a, x), *q = tj_shape_dims(b, y);
-    uint8_t mask = 0;
-    for (size_t d = 0, rank = tj_shape_rank(a, x); d < rank; d++) {
-        if (p[d] != q[d])
-            mask |= (uint8_t)(1u << d);
-    }
-    return mask;
-}
-
 void tj_dynamic_differ(struct tj_dynamic *d, const struct tj_trace *a, const struct tj_trace *b) {
     for (uint32_t i = 0; i < a->nleaves; i++)
         d->leaf[i] |= differing(a, a->leafkeys[i].shape, b, b->leafkeys[i].shape);
-    for (uint32_t i = 0; i < a->nnodes; i++) {
-        if (tj_shape_is_argument(a->nodes[i].op))
-            d->arg[i] |= differing(a, a->nodes[i].shape, b, b->nodes[i].shape);
-    }
+    for (uint32_t i = 0; i < a->nnodes; i++)
+        d->arg[i] |= differing_arguments(a, b, i);
 }
 
 void tj_dynamic_merge(struct tj_dynamic *d, const struct tj_dynamic *from, const struct tj_trace *t) {
@@ -109,7 +125,7 @@ bool tj_dynamic_covers(const struct tj_dynamic *d, const struct tj_trace *a, con
             return false;
     }
     for (uint32_t i = 0; i < a->nnodes && !d->args; i++) {
-        if (tj_shape_is_argument(a->nodes[i].op) && differing(a, a->nodes[i].shape, b, b->nodes[i].shape) & ~d->arg[i])
+        if (differing_arguments(a, b, i) & ~d->arg[i])
             return false;
     }
     return true;

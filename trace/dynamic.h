@@ -3,7 +3,8 @@
 #define TJ_TRACE_DYNAMIC_H
 #include "backend.h"
 
-// Same ops, operands, attributes, dtypes, ranks and leaf classes; extents may differ. hash: of what alike compares.
+// Same ops, operands, attributes, dtypes, ranks and leaf classes; extents and amounts of padding may differ. hash: of
+// what alike compares.
 bool tj_trace_alike(const struct tj_trace *a, const struct tj_trace *b);
 uint64_t tj_trace_alike_hash(const struct tj_trace *t);
 // Whether result extents of the op are arguments rather than consequences of its operands.

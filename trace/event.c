@@ -35,6 +35,7 @@ static const struct {
     [TRACE_EVENT_LINT] = {TJ_LOG_BREAKS, "unused condition"},
     [TRACE_EVENT_REPLAY] = {TJ_LOG_BREAKS, "no replay"},
     [TRACE_EVENT_CHECK] = {TJ_LOG_ERRORS, "check failed"},
+    [TRACE_EVENT_BUDGET] = {TJ_LOG_RECOMPILES, "budget"},
 };
 
 void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event_kind kind, struct tj_loc where,

@@ -76,7 +76,7 @@ struct tj_attr_mask {
 }; // FLIP
 struct tj_attr_pad {
     int64_t mode, lo[TJ_MAX_RANK], hi[TJ_MAX_RANK];
-};
+}; // mode first: traces that differ in the rest are alike (dynamic.h)
 struct tj_attr_bias {
     int64_t has_bias;
 }; // LINEAR

@@ -295,6 +295,7 @@ void tj_region_drop(struct trace_region *r) {
     tj_replay_region_free(r);
     tj_warm_free(r);
     tj_profile_free(r);
+    tj_budget_gone(r);
     tj_cache_free(&r->cache);
     tj_free(r->bounds);
     bool hidden = r->hidden;

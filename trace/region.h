@@ -235,6 +235,7 @@ struct trace_region {
     _Atomic(struct tj_box *) slots[TJ_SLOTS];
     struct tj_box *extra; // runs beyond the slots
     struct tj_cache cache;
+    struct tj_budget budget;
     struct tj_profile profile;
     struct tj_warm *warm;        // the youngest recording, for plans ahead of runs (warmup.c); under the profile's lock
     atomic_bool warm_pending;    // a loaded profile waits for a recording
