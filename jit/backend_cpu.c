@@ -144,5 +144,6 @@ const struct tj_backend tj_backend_cpu = {
     .describe = tj_plan_describe,
     .report = tj_plan_report,
     .code = tj_plan_code,
+    .extent = tj_plan_extent,
     .compiler_name = cpu_compiler_name,
 };

@@ -56,11 +56,22 @@ void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb);
 
 // ---- reports (plan_report.c) ----------------------------------------------------------------------------------------
 
-struct tj_step_notes {                        // what is kept of a step for reports
-    _Atomic uint64_t runs, best_ns, total_ns; // watched runs
-    _Atomic(char *) code;                     // its assembly, once somebody asked
+struct tj_step_notes {    // what is kept of a step for reports
+    struct tj_step_time { // of watched runs; under the plan's lock
+        uint64_t runs, total_ns;
+        uint64_t best_ns, bytes, flops; // the best time of those that moved most, and what they did
+    } time;
+    _Atomic(char *) code; // its assembly, once somebody asked
 };
+struct tj_step_work {
+    uint64_t read, written, flops;
+    bool f64;
+};
+// What a step does: with the values of a run's expressions, or (vals NULL) at the recorded shapes.
+void tj_step_work(const struct tj_program *g, const struct tj_step *st, const int64_t *vals, struct tj_step_work *out);
+void tj_plan_times(const struct tj_plan *p, uint32_t i, struct tj_step_time *out);
 tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_plan_report *out);
+bool tj_plan_extent(const struct tj_plan *p, tj_ref node, uint32_t dim, char *buf, size_t cap);
 tj_status tj_plan_code(struct tj_plan *p, uint32_t kernel, const char **text);
 // In plan.c: what they read of it. units: room for 1 + TJ_CONTRACT_TILES.
 size_t tj_plan_step_units(const struct tj_plan *p, uint32_t i, struct tj_unit *units);

@@ -131,6 +131,13 @@ struct tj_jit *tj_plan_jit(const struct tj_plan *p) {
     return p->jit;
 }
 
+void tj_plan_times(const struct tj_plan *p, uint32_t i, struct tj_step_time *out) {
+    struct tj_plan *q = (struct tj_plan *)(uintptr_t)p; // only its lock changes
+    (void)tj_lock(&q->lock);
+    *out = p->notes[i].time;
+    tj_unlock(&q->lock);
+}
+
 // Asks the cache for everything the steps need, all that is missing in one compile.
 static tj_status get_code(struct tj_plan *p, const struct tj_segment *seg) {
     const struct tj_program *g = p->prog;
@@ -774,16 +781,24 @@ static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, con
     tj_contract_run(p->steps[i].contract, &a);
 }
 
-// The step that began at t0 is over.
-static void watched(struct tj_plan *p, uint32_t i, const struct tj_watch *w, uint64_t t0) {
+// The step that began at t0 is over. Of runs over several sizes those with most to do are kept.
+static void watched(struct tj_plan *p, uint32_t i, const struct instance *in, const struct tj_watch *w, uint64_t t0) {
     uint64_t now = tj_now_ns();
-    struct tj_step_notes *n = &p->notes[i];
     if (w->measure) {
-        uint64_t ns = now - t0, best = atomic_load_explicit(&n->best_ns, memory_order_relaxed);
-        while ((!best || ns < best) && !atomic_compare_exchange_weak(&n->best_ns, &best, ns ? ns : 1))
-            continue;
-        (void)atomic_fetch_add_explicit(&n->total_ns, ns, memory_order_relaxed);
-        (void)atomic_fetch_add_explicit(&n->runs, 1, memory_order_relaxed);
+        struct tj_step_work work;
+        tj_step_work(p->prog, &p->prog->steps[i], in->vals, &work);
+        uint64_t ns = now > t0 ? now - t0 : 1;
+        (void)tj_lock(&p->lock);
+        struct tj_step_time *n = &p->notes[i].time;
+        uint64_t bytes = work.read + work.written;
+        if (!n->runs || bytes > n->bytes || (bytes == n->bytes && ns < n->best_ns)) {
+            n->best_ns = ns;
+            n->bytes = bytes;
+            n->flops = work.flops;
+        }
+        n->total_ns += ns;
+        n->runs++;
+        tj_unlock(&p->lock);
     }
     if (w->step)
         w->step(w->arg, p->prog->steps[i].name, p->prog->steps[i].node, t0, now);
@@ -807,7 +822,7 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
             else
                 run_contract(p, i, in, args);
             if (TJ_UNLIKELY(args->watch != NULL))
-                watched(p, i, args->watch, t0);
+                watched(p, i, in, args->watch, t0);
         }
         *args->launches += i;
         *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];

@@ -7,16 +7,19 @@
 #include "cpu_backend.h"
 #include "lower.h"
 
-// Sizes are those of the recorded shapes, which expressions keep as hints; a product of them may not fit.
-static uint64_t hint(const struct tj_exprs *x, tj_ex e) {
-    int64_t v = tj_ex_hint(x, e);
+struct sizes { // of a run, or of the recorded shapes, which expressions keep as hints
+    const struct tj_exprs *x;
+    const int64_t *vals; // NULL: the hints
+};
+static uint64_t size(const struct sizes *s, tj_ex e) {
+    int64_t v = s->vals ? s->vals[e] : tj_ex_hint(s->x, e);
     return v > 0 ? (uint64_t)v : 0;
 }
 
-static uint64_t loop_flops(const struct tj_program *g, const struct tj_loop *l, bool *f64) {
+static double loop_flops(const struct sizes *s, const struct tj_loop *l, bool *f64) {
     const struct tj_kernel *k = l->kernel;
-    double rows = (double)hint(&g->exprs, l->rows), cols = (double)hint(&g->exprs, l->cols);
-    double reduced = (double)hint(&g->exprs, l->row_elems), total = 0;
+    double rows = (double)size(s, l->rows), cols = (double)size(s, l->cols);
+    double reduced = (double)size(s, l->row_elems), total = 0;
     for (uint32_t i = 0; i < k->nins; i++) {
         const struct tj_kins *in = &k->ins[i];
         bool arithmetic =
@@ -30,29 +33,28 @@ static uint64_t loop_flops(const struct tj_program *g, const struct tj_loop *l, 
         total += times * (in->op < TJ_OP_COUNT ? (double)tj_op_cost(in->op) : in->op == TJ_KOP_FMA ? 2 : 1);
         *f64 = *f64 || in->dtype == TRACE_F64;
     }
-    return total < 1e18 ? (uint64_t)total : (uint64_t)1e18;
+    return total;
 }
 
-static double geom_elems(const struct tj_exprs *x, const struct tj_geom *g) {
+static double geom_elems(const struct sizes *s, const struct tj_geom *g) {
     double n = 1;
     for (uint32_t d = 0; d < g->rank; d++)
-        n *= (double)hint(x, g->dims[d]);
+        n *= (double)size(s, g->dims[d]);
     return n;
 }
 
-static uint64_t step_flops(const struct tj_program *g, const struct tj_step *st, bool *f64) {
-    const struct tj_exprs *x = &g->exprs;
-    double n = st->loop.kernel ? (double)loop_flops(g, &st->loop, f64) : 0, out;
+static uint64_t step_flops(const struct sizes *s, const struct tj_step *st, bool *f64) {
+    double n = st->loop.kernel ? loop_flops(s, &st->loop, f64) : 0, out;
     switch (st->kind) {
-    case TJ_STEP_MATMUL: n += 2 * geom_elems(x, &st->out) * (double)hint(x, st->a.dims[st->a.rank - 1]); break;
+    case TJ_STEP_MATMUL: n += 2 * geom_elems(s, &st->out) * (double)size(s, st->a.dims[st->a.rank - 1]); break;
     case TJ_STEP_CONV2D: // an element of out takes a filter: channels of a group, rows, columns
-        out = geom_elems(x, &st->out);
-        n += 2 * out * geom_elems(x, &st->b) / (double)(hint(x, st->b.dims[0]) ? hint(x, st->b.dims[0]) : 1);
+        out = geom_elems(s, &st->out);
+        n += 2 * out * geom_elems(s, &st->b) / (double)(size(s, st->b.dims[0]) ? size(s, st->b.dims[0]) : 1);
         break;
     case TJ_STEP_SDPA: // two products and a softmax of [.., L, S]
-        out = geom_elems(x, &st->out) * (double)hint(x, st->b.dims[st->b.rank - 2]);
+        out = geom_elems(s, &st->out) * (double)size(s, st->b.dims[st->b.rank - 2]);
         n += 4 * out +
-             10 * out / (double)(hint(x, st->a.dims[st->a.rank - 1]) ? hint(x, st->a.dims[st->a.rank - 1]) : 1);
+             10 * out / (double)(size(s, st->a.dims[st->a.rank - 1]) ? size(s, st->a.dims[st->a.rank - 1]) : 1);
         break;
     default: return n < 1e18 ? (uint64_t)n : (uint64_t)1e18;
     }
@@ -60,11 +62,19 @@ static uint64_t step_flops(const struct tj_program *g, const struct tj_step *st,
     return n < 1e18 ? (uint64_t)n : (uint64_t)1e18;
 }
 
+void tj_step_work(const struct tj_program *g, const struct tj_step *st, const int64_t *vals, struct tj_step_work *out) {
+    struct sizes s = {&g->exprs, vals};
+    out->f64 = false;
+    out->read = size(&s, st->bytes_read);
+    out->written = size(&s, st->bytes_written);
+    out->flops = step_flops(&s, st, &out->f64);
+}
+
 tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_plan_report *out) {
     static const char *const kinds[] = {"loop", "matmul", "conv2d", "attention", "index_copy", "copy"};
     static const char *const loops[] = {"pointwise", "rows", "columns"};
     const struct tj_program *g = tj_plan_program(p);
-    const struct tj_step_notes *notes = tj_plan_notes(p);
+    struct sizes s = {&g->exprs, NULL};
     *out = (struct tj_plan_report){.nkernels = g->nsteps};
     out->kernels = TJ_ARENA_NEW(a, struct tj_kernel_report, g->nsteps + 1);
     out->kept = TJ_ARENA_NEW(a, struct tj_kept_report, g->nbufs + 1);
@@ -78,12 +88,19 @@ tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_
         k->node = st->node;
         k->ops = st->ops;
         k->nops = st->nops;
-        k->bytes_read = hint(&g->exprs, st->bytes_read);
-        k->bytes_written = hint(&g->exprs, st->bytes_written);
-        k->flops = step_flops(g, st, &k->f64);
-        k->runs = atomic_load_explicit(&notes[i].runs, memory_order_relaxed);
-        k->best_ns = atomic_load_explicit(&notes[i].best_ns, memory_order_relaxed);
-        k->total_ns = atomic_load_explicit(&notes[i].total_ns, memory_order_relaxed);
+        struct tj_step_work work;
+        struct tj_step_time time;
+        tj_step_work(g, st, NULL, &work);
+        tj_plan_times(p, i, &time);
+        k->f64 = work.f64;
+        k->bytes_read = work.read;
+        k->bytes_written = work.written;
+        k->flops = work.flops;
+        k->runs = time.runs;
+        k->best_ns = time.best_ns;
+        k->total_ns = time.total_ns;
+        k->timed_bytes = time.bytes;
+        k->timed_flops = time.flops;
     }
     for (uint32_t i = 0; i < g->nbufs; i++) {
         const struct tj_buf *b = &g->bufs[i];
@@ -97,9 +114,20 @@ tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_
         k->user = b->user;
         k->why = b->why;
         k->out = b->kind == TJ_BUF_OUT ? (int32_t)b->index : -1;
-        k->bytes = hint(&g->exprs, b->elems) * tj_elem_bytes((tj_dtype)b->dtype);
+        k->bytes = size(&s, b->elems) * tj_elem_bytes((tj_dtype)b->dtype);
     }
     return TRACE_OK;
+}
+
+bool tj_plan_extent(const struct tj_plan *p, tj_ref node, uint32_t dim, char *buf, size_t cap) {
+    const struct tj_program *g = tj_plan_program(p);
+    if (!g->extents || g->extent_at[node] + dim >= g->nextents)
+        return false;
+    tj_ex e = g->extents[g->extent_at[node] + dim];
+    if (e == TJ_EX_NONE || tj_ex_is_const(&g->exprs, e))
+        return false;
+    tj_ex_print(&g->exprs, e, buf, cap);
+    return true;
 }
 
 // Compiled again by itself, with text: that of steady compiles is never made.

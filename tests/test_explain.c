@@ -280,6 +280,47 @@ START_TEST(history) {
 }
 END_TEST
 
+START_TEST(shapes) {
+    start("shapes");
+    for (int i = 0; i < 12; i++) {
+        trace_tensor *x = filled((const int64_t[]){3 + i / 4, 8}, 2);
+        run_body(body_chain, x);
+        trace_release(x);
+    }
+    char *text = explained(TRACE_FORMAT_JSON);
+    struct json *j = parsed(text);
+    const struct json *r = item(json_get(j, "regions"), 0), *seen = json_get(json_get(r, "shapes"), "seen");
+    ck_assert_int_eq(number(json_get(r, "shapes"), "runs"), 12);
+    ck_assert_uint_eq(seen->n, 3);
+    int64_t rows = 0;
+    for (const struct json *s = seen->child; s; s = s->next) {
+        const struct json *shape = json_get(item(json_get(s, "inputs"), 0), "shape");
+        ck_assert_int_eq(number(s, "runs"), 4);
+        ck_assert_int_eq(item(shape, 1)->i, 8);
+        rows += item(shape, 0)->i;
+    }
+    ck_assert_int_eq(rows, 3 + 4 + 5);
+    // The second extent made the dim a symbol: the plan made for it serves the third as well.
+    bool symbol = false;
+    for (const struct json *p = json_get(r, "plans")->child; p; p = p->next) {
+        for (const struct json *n = json_get(p, "graph")->child; n; n = n->next)
+            symbol =
+                symbol || (!strcmp(json_text(n, "op"), "exp") && item(json_get(n, "symbols"), 0)->kind == JSON_STRING);
+    }
+    ck_assert(symbol == compiles());
+    json_free(j);
+    free(text);
+    text = explained(TRACE_FORMAT_TEXT);
+    ck_assert_ptr_nonnull(strstr(text, "shapes in 4 of 12 runs: input 0 f32[3, 8]"));
+    ck_assert(!compiles() || strstr(text, "x0, input 0: f32[x0.0="));
+    free(text);
+    text = explained(TRACE_FORMAT_HTML);
+    ck_assert(strstr(text, "Input shapes seen") && strstr(text, "f32[5, 8]"));
+    free(text);
+    finish();
+}
+END_TEST
+
 // ---- what hosts may call things -------------------------------------------------------------------------------------
 
 START_TEST(hostile_names) {
@@ -453,5 +494,5 @@ START_TEST(while_others_run) {
 }
 END_TEST
 
-TJ_TEST_MAIN("explain", reasons, every_reason_has_words, kernels, history, hostile_names, large_graph, empty_region,
-             bad_input, out_of_memory, while_others_run)
+TJ_TEST_MAIN("explain", reasons, every_reason_has_words, kernels, history, shapes, hostile_names, large_graph,
+             empty_region, bad_input, out_of_memory, while_others_run)

@@ -99,9 +99,10 @@ struct tj_kernel_report {               // one step of a plan
     tj_ref node;                        // trace node of its result
     const tj_ref *ops;                  // trace nodes computed in it, ascending
     uint32_t nops;
-    bool f64;                                  // it computes in f64
-    uint64_t bytes_read, bytes_written, flops; // of a run over the recorded shapes; flops are estimated
-    uint64_t runs, best_ns, total_ns;          // measured by watched runs
+    bool f64;                                   // it computes in f64
+    uint64_t bytes_read, bytes_written, flops;  // of a run over the recorded shapes; flops are estimated
+    uint64_t runs, total_ns;                    // of watched runs
+    uint64_t best_ns, timed_bytes, timed_flops; // the best of those that moved most, and what they did
 };
 struct tj_kept_report { // one value with memory of its own
     tj_ref node, user;  // user: the op that wanted it there, or TJ_NIL
@@ -139,6 +140,9 @@ struct tj_backend {
                      struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
     // What a plan's kernels are, move and took; NULL: the backend can't tell.
     tj_status (*report)(const struct tj_plan *plan, struct tj_arena *a, struct tj_plan_report *out);
+    // The expression that an extent of a node's result has in a symbolic plan: "x0.1*4" (x0.1: dim 1 of leaf 0).
+    // False: it's a constant. NULL: all are.
+    bool (*extent)(const struct tj_plan *plan, tj_ref node, uint32_t dim, char *buf, size_t cap);
     // Assembly of a kernel, compiled again for it at the first call; valid as long as the plan. NULL: none.
     tj_status (*code)(struct tj_plan *plan, uint32_t kernel, const char **text);
     void (*compiler_name)(void *state, char *buf, size_t cap); // "LLVM 22.1.8, avx2", or why there is none

@@ -38,12 +38,22 @@ void tj_explain_kept(const struct tj_trace *t, const struct tj_kept_report *k, c
         (void)snprintf(buf, cap, "%s: %s", tj_kept_word(k->why), tj_kept_text(k->why));
 }
 
-const char *tj_explain_type(const struct tj_trace *t, tj_ref n, char *buf, size_t cap) {
+bool tj_explain_extent(const struct tj_explain_plan *p, tj_ref n, uint32_t dim, char *buf, size_t cap) {
+    const struct tj_entry *e = p->entry;
+    return e->plan && e->ctx->backend->extent && e->ctx->backend->extent(e->plan, n, dim, buf, cap);
+}
+
+const char *tj_explain_type(const struct tj_explain_plan *p, tj_ref n, char *buf, size_t cap) {
+    const struct tj_trace *t = &p->entry->trace;
     const struct tj_node *d = &t->nodes[n];
     const int64_t *dims = tj_shape_dims(t, d->shape);
     size_t rank = tj_shape_rank(t, d->shape), at = (size_t)snprintf(buf, cap, "%s[", tj_dtypes[d->dtype].name);
-    for (size_t i = 0; i < rank && at < cap; i++)
-        at += (size_t)snprintf(buf + at, cap - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
+    for (size_t i = 0; i < rank && at < cap; i++) {
+        char symbol[80];
+        bool symbolic = tj_explain_extent(p, n, (uint32_t)i, symbol, sizeof symbol);
+        at += (size_t)snprintf(buf + at, cap - at, "%s%s%s%lld", i ? ", " : "", symbolic ? symbol : "",
+                               symbolic ? "=" : "", (long long)dims[i]);
+    }
     if (at < cap)
         (void)snprintf(buf + at, cap - at, "]");
     return buf;
@@ -139,10 +149,11 @@ static uint64_t saved(const struct tj_explain_plan *p, const struct tj_kernel_re
 static void ideal(const struct tj_ceiling *c, struct tj_explain_kernel *k) {
     if (!c)
         return;
-    uint64_t bytes = k->r->bytes_read + k->r->bytes_written;
+    uint64_t bytes = k->r->runs ? k->r->timed_bytes : k->r->bytes_read + k->r->bytes_written;
+    uint64_t flops = k->r->runs ? k->r->timed_flops : k->r->flops;
     for (int all = 0; all < 2; all++) {
         double memory = (double)bytes / tj_ceiling_copy(c, bytes, all);
-        double compute = (double)k->r->flops / (c->fma[all] * (k->r->f64 ? 0.5 : 1));
+        double compute = (double)flops / (c->fma[all] * (k->r->f64 ? 0.5 : 1));
         k->compute = compute > memory;
         k->ideal_ns = k->compute ? compute : memory;
         k->all_threads = all && c->threads > 1;
@@ -312,8 +323,11 @@ static tj_status gather(trace_context *ctx, struct trace_region *r, bool code, s
     }
     tj_compiler_text(ctx, x->compiler, sizeof x->compiler);
     tj_unlock(&ctx->lock);
-    for (uint32_t i = 0; i < x->nregions; i++)
+    for (uint32_t i = 0; i < x->nregions; i++) {
         gather_table(x, &x->regions[i]);
+        if (!tj_profile_read(x->regions[i].region, &x->regions[i].shapes))
+            return TRACE_ERR_MEMORY;
+    }
     tj_status st = x->arena.failed ? TRACE_ERR_MEMORY : TRACE_OK;
     for (uint32_t i = 0; !st && i < x->nregions; i++) {
         struct tj_explain_region *g = &x->regions[i];
@@ -337,6 +351,7 @@ void tj_explain_free(struct tj_explain *x) {
     for (uint32_t i = 0; i < x->nregions; i++) {
         for (uint32_t p = 0; p < x->regions[i].nplans; p++)
             tj_entry_put(x->regions[i].plans[p].entry);
+        tj_profile_view_free(&x->regions[i].shapes);
         if (x->regions[i].held)
             tj_region_drop(x->regions[i].region);
     }

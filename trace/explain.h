@@ -4,7 +4,7 @@
 #include "../lib/arena.h"
 #include "../lib/ceiling.h"
 #include "../lib/strbuf.h"
-#include "region.h"
+#include "profile.h"
 
 struct tj_explain_kernel {
     const struct tj_kernel_report *r;
@@ -50,6 +50,7 @@ struct tj_explain_region {
     struct tj_explain_recompile *recompiles; // the latest, oldest first
     uint32_t nrecompiles;
     uint64_t recompiles_before; // of which nothing is kept
+    struct tj_profile_view shapes;
 };
 struct tj_explain {
     struct tj_arena arena;
@@ -75,8 +76,10 @@ tj_status tj_report_out(struct tj_strbuf *sb, const char *call, char *buf, size_
 
 // ---- words that all formats share -----------------------------------------------------------------------------------
 
-// "f32[8, 16]" of a node.
-const char *tj_explain_type(const struct tj_trace *t, tj_ref n, char *buf, size_t cap);
+// "f32[8, 16]" of a node; symbolic extents with their expression: "f32[x0.0=8, 16]".
+const char *tj_explain_type(const struct tj_explain_plan *p, tj_ref n, char *buf, size_t cap);
+// The expression of a symbolic extent; false: it's a constant.
+bool tj_explain_extent(const struct tj_explain_plan *p, tj_ref n, uint32_t dim, char *buf, size_t cap);
 uint64_t tj_explain_bytes(const struct tj_trace *t, tj_ref n); // of its value
 bool tj_explain_is_op(const struct tj_trace *t, tj_ref n);     // not a leaf, scalar or parameter
 // "input 0", "captured tensor 2", "value 1 kept across the break".

@@ -319,7 +319,7 @@ static void draw_box(const struct picture *g, const struct point *q, const char 
                               sizeof name);
     else
         (void)snprintf(name, sizeof name, "%s", tj_ops[t->nodes[n].op].name);
-    (void)tj_explain_type(t, n, type, sizeof type);
+    (void)tj_explain_type(g->p, n, type, sizeof type);
     tj_sb_printf(sb, "<a class=\"n h%s%s%s%s\" style=\"--h:%u\" href=\"#%so%u\"", leaf ? " leaf" : "",
                  view ? " view" : "", mem != UINT32_MAX ? " mem" : "", kernel == UINT32_MAX ? " free" : "",
                  kernel == UINT32_MAX ? 0 : tj_explain_hue(kernel), id, n);

@@ -204,7 +204,7 @@ static void kernel(struct tj_strbuf *sb, const struct tj_explain *x, const struc
     for (uint32_t o = 0; o < k->r->nops; o++) {
         char type[160];
         tj_sb_printf(sb, "<li><b>%s</b> <code>", tj_ops[t->nodes[k->r->ops[o]].op].name);
-        put(sb, tj_explain_type(t, k->r->ops[o], type, sizeof type));
+        put(sb, tj_explain_type(p, k->r->ops[o], type, sizeof type));
         tj_sb_puts(sb, "</code> ");
         put_where(sb, tj_loc_text(t->locs[k->r->ops[o]], where, sizeof where));
         tj_sb_puts(sb, "</li>");
@@ -214,6 +214,9 @@ static void kernel(struct tj_strbuf *sb, const struct tj_explain *x, const struc
         tj_sb_printf(
             sb, "; %s at best, %s on average of %llu timed runs", tj_explain_time((double)k->r->best_ns, a, sizeof a),
             tj_explain_time((double)k->r->total_ns / (double)k->r->runs, b, sizeof b), (unsigned long long)k->r->runs);
+    if (k->r->runs && k->r->timed_bytes != k->r->bytes_read + k->r->bytes_written)
+        tj_sb_printf(sb, "; the best time is of runs that moved %s",
+                     tj_explain_quantity(k->r->timed_bytes, "B", d, sizeof d));
     if (k->ideal_ns > 0)
         tj_sb_printf(sb, "; the ceiling allows %s", tj_explain_time(k->ideal_ns, c, sizeof c));
     tj_sb_puts(sb, ".</p></details>");
@@ -254,16 +257,25 @@ static void memory(struct tj_strbuf *sb, const struct tj_explain_plan *p) {
     tj_sb_puts(sb, outs ? "</li></ul>" : "</ul>");
 }
 
-static void inputs(struct tj_strbuf *sb, const struct tj_trace *t) {
+static void inputs(struct tj_strbuf *sb, const struct tj_explain_plan *p) {
+    const struct tj_trace *t = &p->entry->trace;
     char name[80], type[160];
-    tj_sb_puts(sb,
-               "<details><summary class=\"soft\">signature: inputs and captured tensors</summary><ul class=\"lines\">");
+    tj_sb_puts(sb, "<details><summary class=\"soft\">signature: inputs and captured tensors</summary>");
+    if (p->entry->symbolic)
+        tj_sb_puts(sb,
+                   "<p class=\"note\">The plan serves other extents, too: x0.1 is whatever dim 1 of tensor x0 of this "
+                   "list has. Bytes and operations are those of the shapes it was made with.</p>");
+    tj_sb_puts(sb, "<ul class=\"lines\">");
     for (uint32_t i = 0; i < t->nnodes; i++) {
         if (t->nodes[i].op != TJ_OP_LEAF)
             continue;
         uint32_t leaf = (uint32_t)((const struct tj_attr_leaf *)tj_node_attr(t, &t->nodes[i]))->index;
-        tj_sb_printf(sb, "<li>%s <code>", tj_explain_leaf(t, leaf, name, sizeof name));
-        put(sb, tj_explain_type(t, i, type, sizeof type));
+        if (p->entry->symbolic)
+            tj_sb_printf(sb, "<li><span class=\"tag\">x%u</span>%s <code>", leaf,
+                         tj_explain_leaf(t, leaf, name, sizeof name));
+        else
+            tj_sb_printf(sb, "<li>%s <code>", tj_explain_leaf(t, leaf, name, sizeof name));
+        put(sb, tj_explain_type(p, i, type, sizeof type));
         tj_sb_printf(sb, "</code>%s%s</li>",
                      t->leafkeys[leaf].layout ? " <span class=\"tag\">not contiguous</span>" : "",
                      t->leafkeys[leaf].flags & TJ_LEAF_WRITTEN ? " <span class=\"tag\">written</span>" : "");
@@ -279,7 +291,7 @@ static void op_list(struct tj_strbuf *sb, const struct tj_explain_plan *p, const
         if (!tj_explain_is_op(t, i))
             continue;
         tj_sb_printf(sb, "<li id=\"%so%u\"><b>%s</b> <code>", id, i, tj_ops[t->nodes[i].op].name);
-        put(sb, tj_explain_type(t, i, type, sizeof type));
+        put(sb, tj_explain_type(p, i, type, sizeof type));
         tj_sb_puts(sb, "</code> ");
         put_where(sb, tj_loc_text(t->locs[i], where, sizeof where));
         if (p->kernel_of[i] != UINT32_MAX)
@@ -334,7 +346,7 @@ static void plan(struct tj_strbuf *sb, const struct tj_explain *x, const struct 
     compile_time(sb, e);
     if (!p->reported) {
         tj_sb_puts(sb, "<p class=\"soft\">The interpreter runs it op by op.</p>");
-        inputs(sb, t);
+        inputs(sb, p);
         op_list(sb, p, id);
         tj_sb_puts(sb, "</details>");
         return;
@@ -370,7 +382,7 @@ static void plan(struct tj_strbuf *sb, const struct tj_explain *x, const struct 
     tj_sb_puts(sb, "</div></div>");
     if (!draw)
         tj_sb_printf(sb, "<p class=\"note\">Graphs are drawn for the %d plans that ran most.</p>", GRAPHS);
-    inputs(sb, t);
+    inputs(sb, p);
     op_list(sb, p, id);
     tj_sb_puts(sb, "</details>");
 }
@@ -458,6 +470,34 @@ static void recompiles(struct tj_strbuf *sb, const struct tj_explain_region *g) 
     tj_sb_puts(sb, "</ul>");
 }
 
+// What the declared inputs looked like, run by run; where only few dims differ from run to run, that says it all.
+static void shapes(struct tj_strbuf *sb, const struct tj_profile_view *v) {
+    enum { SHOWN = 12 };
+    uint64_t rest = v->other;
+    if (!v->total)
+        return;
+    tj_sb_puts(sb, "<h3>Input shapes seen</h3><div class=\"hist\">");
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct tj_profile_combination *c = &v->rows[i];
+        if (i >= SHOWN) {
+            rest += c->count;
+            continue;
+        }
+        tj_sb_puts(sb, "<code>");
+        for (uint32_t k = 0; k < c->ninputs; k++) {
+            tj_sb_printf(sb, "%s%s", k ? " " : "", tj_dtypes[c->inputs[k].dtype].name);
+            tj_sb_dims(sb, c->inputs[k].dims, c->inputs[k].rank);
+        }
+        tj_sb_printf(sb, "%s</code><i><s style=\"width:%.1f%%\"></s></i><span>%llu</span>",
+                     c->ninputs ? "" : "no inputs", percent((double)c->count, (double)v->rows[0].count),
+                     (unsigned long long)c->count);
+    }
+    if (rest)
+        tj_sb_printf(sb, "<span class=\"soft\">others</span><i><s style=\"width:%.1f%%\"></s></i><span>%llu</span>",
+                     percent((double)rest, v->n ? (double)v->rows[0].count : (double)rest), (unsigned long long)rest);
+    tj_sb_puts(sb, "</div>");
+}
+
 static void region(struct tj_strbuf *sb, const struct tj_explain *x, uint32_t i) {
     const struct tj_explain_region *g = &x->regions[i];
     const trace_stats *s = &g->stats;
@@ -479,8 +519,11 @@ static void region(struct tj_strbuf *sb, const struct tj_explain *x, uint32_t i)
     segments(sb, g, i);
     tj_sb_puts(sb, "</div><div>");
     breaks(sb, g);
-    tj_sb_puts(sb, "</div></div>");
+    tj_sb_puts(sb, "</div></div><div class=\"parts\"><div>");
     recompiles(sb, g);
+    tj_sb_puts(sb, "</div><div>");
+    shapes(sb, &g->shapes);
+    tj_sb_puts(sb, "</div></div>");
     tj_sb_puts(sb, g->nplans ? "<h3>Plans</h3>" : "");
     for (uint32_t p = 0; p < g->nplans; p++)
         plan(sb, x, g, i, &g->plans[p], tj_explain_hot(g, p, 1), tj_explain_hot(g, p, GRAPHS));

@@ -59,8 +59,10 @@ static void text_plan(struct tj_strbuf *sb, const struct tj_explain *x, const st
         if (t->nodes[i].op != TJ_OP_LEAF)
             continue;
         uint32_t leaf = (uint32_t)((const struct tj_attr_leaf *)tj_node_attr(t, &t->nodes[i]))->index;
-        tj_sb_printf(sb, "    %s: %s\n", tj_explain_leaf(t, leaf, name, sizeof name),
-                     tj_explain_type(t, i, type, sizeof type));
+        if (e->symbolic)
+            tj_sb_printf(sb, "    x%u, ", leaf);
+        tj_sb_printf(sb, "%s%s: %s\n", e->symbolic ? "" : "    ", tj_explain_leaf(t, leaf, name, sizeof name),
+                     tj_explain_type(p, i, type, sizeof type));
     }
     if (!p->reported) {
         tj_sb_puts(sb, "    its kernels are not known: the interpreter runs it op by op\n");
@@ -77,6 +79,32 @@ static void text_plan(struct tj_strbuf *sb, const struct tj_explain *x, const st
     }
 }
 
+static void put_combination(struct tj_strbuf *sb, const struct tj_profile_combination *c) {
+    for (uint32_t i = 0; i < c->ninputs; i++) {
+        tj_sb_printf(sb, "%sinput %u %s", i ? ", " : "", c->inputs[i].input, tj_dtypes[c->inputs[i].dtype].name);
+        tj_sb_dims(sb, c->inputs[i].dims, c->inputs[i].rank);
+    }
+    if (!c->ninputs)
+        tj_sb_puts(sb, "no declared inputs");
+}
+
+static void text_shapes(struct tj_strbuf *sb, const struct tj_profile_view *v) {
+    enum { SHOWN = 20 };
+    uint64_t rest = v->other;
+    for (uint32_t i = 0; i < v->n; i++) {
+        if (i >= SHOWN) {
+            rest += v->rows[i].count;
+            continue;
+        }
+        tj_sb_printf(sb, "  shapes in %llu of %llu runs: ", (unsigned long long)v->rows[i].count,
+                     (unsigned long long)v->total);
+        put_combination(sb, &v->rows[i]);
+        tj_sb_puts(sb, "\n");
+    }
+    if (rest)
+        tj_sb_printf(sb, "  other shapes in %llu runs\n", (unsigned long long)rest);
+}
+
 static void text_region(struct tj_strbuf *sb, const struct tj_explain *x, const struct tj_explain_region *g) {
     const trace_stats *s = &g->stats;
     tj_sb_printf(sb, "region '%s': %llu runs, %u plan%s, %llu hits, %llu misses, %llu recompiles, %llu breaks\n",
@@ -85,6 +113,7 @@ static void text_region(struct tj_strbuf *sb, const struct tj_explain *x, const 
                  (unsigned long long)s->breaks);
     for (uint32_t i = 0; i < g->nplans; i++)
         text_plan(sb, x, g, &g->plans[i]);
+    text_shapes(sb, &g->shapes);
     if (g->recompiles_before)
         tj_sb_printf(sb, "  %llu earlier recompiles are not kept\n", (unsigned long long)g->recompiles_before);
     for (uint32_t i = 0; i < g->nrecompiles; i++) {
@@ -143,6 +172,22 @@ static void json_dims(struct tj_strbuf *sb, const struct tj_trace *t, tj_ref n) 
     tj_sb_dims(sb, tj_shape_dims(t, d->shape), tj_shape_rank(t, d->shape));
 }
 
+// What the extents are in a symbolic plan; null where they are constants.
+static void json_extents(struct tj_strbuf *sb, const struct tj_explain_plan *p, tj_ref n) {
+    const struct tj_trace *t = &p->entry->trace;
+    size_t rank = tj_shape_rank(t, t->nodes[n].shape);
+    char e[160];
+    tj_sb_puts(sb, ",\"symbols\":[");
+    for (uint32_t i = 0; i < rank; i++) {
+        tj_sb_puts(sb, i ? "," : "");
+        if (tj_explain_extent(p, n, i, e, sizeof e))
+            tj_sb_json(sb, e);
+        else
+            tj_sb_puts(sb, "null");
+    }
+    tj_sb_puts(sb, "]");
+}
+
 static void json_kernel(struct tj_strbuf *sb, const struct tj_explain_plan *p, uint32_t i) {
     const struct tj_explain_kernel *k = &p->kernels[i];
     const struct tj_trace *t = &p->entry->trace;
@@ -160,9 +205,10 @@ static void json_kernel(struct tj_strbuf *sb, const struct tj_explain_plan *p, u
                  (unsigned long long)k->saved, (unsigned long long)k->r->flops, k->ideal_ns,
                  k->compute ? "arithmetic" : "memory", k->all_threads ? "all" : "one");
     if (k->r->runs)
-        tj_sb_printf(sb, "{\"runs\":%llu,\"best_ns\":%llu,\"mean_ns\":%.1f,\"share_of_ceiling\":%.4f}}",
-                     (unsigned long long)k->r->runs, (unsigned long long)k->r->best_ns,
-                     (double)k->r->total_ns / (double)k->r->runs, k->ideal_ns / (double)k->r->best_ns);
+        tj_sb_printf(
+            sb, "{\"runs\":%llu,\"best_ns\":%llu,\"best_moved\":%llu,\"mean_ns\":%.1f,\"share_of_ceiling\":%.4f}}",
+            (unsigned long long)k->r->runs, (unsigned long long)k->r->best_ns, (unsigned long long)k->r->timed_bytes,
+            (double)k->r->total_ns / (double)k->r->runs, k->ideal_ns / (double)k->r->best_ns);
     else
         tj_sb_puts(sb, "null}");
 }
@@ -178,6 +224,7 @@ static void json_node(struct tj_strbuf *sb, const struct tj_explain_plan *p, tj_
             sb, ",", "leaf",
             tj_explain_leaf(t, (uint32_t)((const struct tj_attr_leaf *)tj_node_attr(t, d))->index, name, sizeof name));
     json_dims(sb, t, n);
+    json_extents(sb, p, n);
     json_loc(sb, t, n);
     tj_sb_puts(sb, ",\"in\":[");
     for (uint32_t i = 0; i < d->nin; i++)
@@ -241,7 +288,20 @@ static void json_region(struct tj_strbuf *sb, const struct tj_explain_region *g,
     sep = ",";
     TJ_STATS(X)
 #undef X
-    tj_sb_puts(sb, "},\"plans\":[");
+    tj_sb_printf(sb, "},\"shapes\":{\"runs\":%llu,\"other\":%llu,\"seen\":[", (unsigned long long)g->shapes.total,
+                 (unsigned long long)g->shapes.other);
+    for (uint32_t i = 0; i < g->shapes.n; i++) {
+        const struct tj_profile_combination *c = &g->shapes.rows[i];
+        tj_sb_printf(sb, "%s{\"runs\":%llu,\"inputs\":[", i ? "," : "", (unsigned long long)c->count);
+        for (uint32_t k = 0; k < c->ninputs; k++) {
+            tj_sb_printf(sb, "%s{\"input\":%u,\"dtype\":\"%s\",\"shape\":", k ? "," : "", c->inputs[k].input,
+                         tj_dtypes[c->inputs[k].dtype].name);
+            tj_sb_dims(sb, c->inputs[k].dims, c->inputs[k].rank);
+            tj_sb_puts(sb, "}");
+        }
+        tj_sb_puts(sb, "]}");
+    }
+    tj_sb_puts(sb, "]},\"plans\":[");
     for (uint32_t i = 0; i < g->nplans; i++)
         json_plan(sb, &g->plans[i]);
     tj_sb_printf(sb, "],\"recompiles_not_kept\":%llu,\"recompiles\":[", (unsigned long long)g->recompiles_before);
