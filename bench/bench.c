@@ -6,7 +6,8 @@
  * race.py bench --first ROW  seconds of the first call in this process, compile included, after context and weights are
  * made
  *
- * record is the cost of recording an op; tiny_again and long_again (64 ops) are replays and bound runs on 8x8 tensors.
+ * record is the cost of recording an op; tiny_again and long_again (64 ops) are replays and bound runs on 8x8 tensors;
+ * gru_256 is a GRU over 256 steps, written out and as a counted loop.
  * Fields: ms is the median of single calls with its quartiles p25_ms and p75_ms; wall_us the time of one call among
  * many back to back; first_call_s the median first call of three new processes. TRACEJIT_THREADS sets the threads as
  * for any program; BENCH_THREADS=N does so for this one. Rows named _1t use one thread.
@@ -710,13 +711,75 @@ static void again_cost(const char *name, T *(*body)(struct work *w)) {
     trace_region_release(plain);
     close_row(&a.w);
 }
+/* A GRU over 256 steps, the cell recorded 256 times or once in a counted loop: the first call (compile included), a
+ * call, kernels compiled. */
+enum { GRU_STEPS = 256, GRU_IN = 64, GRU_HID = 128 };
+static T *gru_steps(struct work *w, int turns, int steps) {
+    T *h = w->t[1], *at = w->t[0];
+    if (turns && trace_repeat(turns, &h, 1) != TRACE_OK)
+        die("gru_256", trace_last_error(w->ctx));
+    for (int i = 0; i < steps; i++)
+        h = trace_gru_cell(at, h, w->t[2], w->t[3], w->t[4], w->t[5]);
+    if (turns && trace_repeat_end(&h, 1) != TRACE_OK)
+        die("gru_256", trace_last_error(w->ctx));
+    return h;
+}
+static void gru_256(void) {
+    enum { RUNS = 31 };
+    static const int64_t dims[6][2] = {{1, GRU_IN},      {1, GRU_HID},    {3 * GRU_HID, GRU_IN}, {3 * GRU_HID, GRU_HID},
+                                       {3 * GRU_HID, 0}, {3 * GRU_HID, 0}};
+    float *result[2];
+    for (int loop = 0; loop < 2; loop++) {
+        struct work w = {.n = 6};
+        double ms[RUNS], first = 0;
+        trace_stats s = {.size = sizeof s};
+        result[loop] = calloc(GRU_HID, sizeof(float));
+        if (!result[loop] || trace_context_create(NULL, &w.ctx) != TRACE_OK ||
+            trace_region_create(w.ctx, "gru", NULL, &w.region) != TRACE_OK)
+            die("gru_256", "no context");
+        for (int i = 0; i < 6; i++) {
+            size_t n = (size_t)(dims[i][0] * (dims[i][1] ? dims[i][1] : 1));
+            float *v = malloc(n * sizeof *v);
+            for (size_t k = 0; v && k < n; k++)
+                v[k] = (float)((k * 7919 + (size_t)i * 104729) % 2003) / 2003 * 0.2f - 0.1f;
+            w.t[i] = v ? trace_from(w.ctx, TRACE_F32, v, dims[i], dims[i][1] ? 2 : 1) : NULL;
+            free(v);
+        }
+        for (int i = -1; i < RUNS; i++) {
+            double start = now();
+            T *y = NULL;
+            if (trace_begin(w.region, w.t, 2))
+                y = loop ? gru_steps(&w, GRU_STEPS, 1) : gru_steps(&w, 0, GRU_STEPS);
+            if (trace_end(w.region, &y, 1) != TRACE_OK || trace_read(y, result[loop], GRU_HID * sizeof(float)))
+                die("gru_256", trace_last_error(w.ctx));
+            *(i < 0 ? &first : &ms[i]) = (now() - start) * 1e3;
+            trace_release(y);
+        }
+        qsort(ms, RUNS, sizeof ms[0], by_value);
+        trace_region_stats(w.region, &s);
+        printf("{\"workload\": \"gru_256%s\", \"first_call_ms\": %.4g, \"schedule_ms\": %.4g, \"codegen_ms\": %.4g, "
+               "\"ms\": %.4g, \"kernels\": %llu, \"launches\": %llu}\n",
+               loop ? "_repeat" : "_unrolled", first, (double)s.schedule_ns * 1e-6,
+               (double)(s.emit_ns + s.codegen_ns) * 1e-6, ms[RUNS / 2], (unsigned long long)s.kernels,
+               (unsigned long long)(s.launches / s.runs));
+        fflush(stdout);
+        for (int i = 0; i < 6; i++)
+            trace_release(w.t[i]);
+        trace_region_release(w.region);
+        trace_context_release(w.ctx);
+    }
+    if (memcmp(result[0], result[1], GRU_HID * sizeof(float)))
+        die("gru_256", "the loop and the ops written out differ");
+    free(result[0]);
+    free(result[1]);
+}
 static void tiny_again(void) { again_cost("tiny_again", tiny_body); }
 static void long_again(void) { again_cost("long_again", long_body); }
 
 static const struct {
     const char *name;
     void (*print)(void);
-} extras[] = {{"record", record_cost}, {"tiny_again", tiny_again}, {"long_again", long_again}};
+} extras[] = {{"record", record_cost}, {"tiny_again", tiny_again}, {"long_again", long_again}, {"gru_256", gru_256}};
 enum { NEXTRAS = sizeof extras / sizeof extras[0] };
 
 static bool is_extra(const char *name) {

@@ -700,6 +700,27 @@ TRACE_OP(full_i, trace_context *ctx, const int64_t *dims, size_t n, int64_t valu
 TRACE_OP(zeros, trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype);
 TRACE_OP(ones, trace_context *ctx, const int64_t *dims, size_t n, enum trace_dtype dtype);
 
+/* A counted loop, recorded once and run `times` times (0 or more: a parameter as scalars are, another count compiles
+ * nothing). carried[i], in: the value before the first turn; out: what the body uses for it. The host computes the next
+ * values from those and puts them into carried[i] (dtype and shape as at the start); trace_repeat_end makes of them the
+ * values after the last turn, with no turn the first ones. Handles are replaced, not released.
+ *
+ *     trace_tensor *h = trace_zeros(ctx, TRACE_DIMS(1, 64), TRACE_F32);
+ *     trace_repeat(steps, &h, 1);
+ *     h = trace_gru_cell(x, h, w_ih, w_hh, b_ih, b_hh);
+ *     trace_repeat_end(&h, 1);
+ *
+ * What doesn't depend on a carried value is computed once, before the loop. In the body nothing can be read back
+ * (TRACE_ERR_BREAK) and no tensor from outside written (TRACE_ERR_STATE): carry it. Values that change with the turns
+ * end with the loop (TRACE_ERR_DEAD). Loops nest, 8 deep, and carry up to 64 values. Outside a region, and in an eager
+ * one, the body is recorded all the same and runs at trace_repeat_end; the results are owned. Failures also return from
+ * trace_end, as those of ops do; carried is all NULL then. */
+TRACE_API enum trace_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const char *file,
+                                            int line);
+TRACE_API enum trace_status trace_repeat_end_at(trace_tensor **carried, size_t n, const char *file, int line);
+#define trace_repeat(...) trace_repeat_at(__VA_ARGS__, TRACE_HERE)
+#define trace_repeat_end(...) trace_repeat_end_at(__VA_ARGS__, TRACE_HERE)
+
 /* Splits along dim into pieces of split_size (the last may be smaller), or into at most chunks pieces. n handles are
  * written to out; n must be the number of pieces. */
 TRACE_API enum trace_status trace_split_at(trace_tensor *x, int64_t split_size, int64_t dim, trace_tensor **out,

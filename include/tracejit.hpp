@@ -162,6 +162,8 @@
 #undef trace_rms_norm
 #undef trace_round
 #undef trace_rsqrt
+#undef trace_repeat
+#undef trace_repeat_end
 #undef trace_rsub_f
 #undef trace_rsub_i
 #undef trace_scaled_dot_product_attention
@@ -923,6 +925,36 @@ inline std::vector<tensor> split(const tensor &x, std::int64_t size, std::int64_
 inline std::vector<tensor> chunk(const tensor &x, std::int64_t chunks, std::int64_t dim = 0, TRACE_AT) {
     std::int64_t extent = x.size(dim);
     return split(x, chunks > 0 && extent > 0 ? (extent - 1) / chunks + 1 : chunks > 0, dim, file, line);
+}
+
+// A counted loop: body(v) finds in v what a turn begins with and leaves there what the next one does. Gives the values
+// after the last turn. A body that throws fails the run it is recorded in.
+template <class Body> std::vector<tensor> repeat(std::int64_t times, const list &first, Body &&body, TRACE_AT) {
+    struct loop { // open until its end
+        bool open = true;
+        ~loop() {
+            if (open) {
+                (void)trace_repeat_end_at(nullptr, 0, nullptr, 0);
+            }
+        }
+    };
+    std::vector<trace_tensor *> raw(first.data(), first.data() + first.size());
+    std::vector<tensor> v, results;
+    (void)trace_repeat_at(times, raw.data(), raw.size(), file, line); // a failure comes again from its end
+    loop l;
+    for (trace_tensor *t : raw) {
+        v.emplace_back(t);
+    }
+    body(v);
+    for (std::size_t i = 0; i < raw.size() && i < v.size(); i++) {
+        raw[i] = v[i].get();
+    }
+    l.open = false;
+    (void)trace_repeat_end_at(raw.data(), v.size(), file, line);
+    for (trace_tensor *t : raw) {
+        results.emplace_back(t);
+    }
+    return results;
 }
 
 // ---- operators --------------------------------------------------------------------------------------------

@@ -123,6 +123,8 @@ static tj_ex argument(struct tj_graph *g, tj_ref r, size_t d, int64_t value) {
                                   : tj_ex_const(g->x, value);
 }
 
+tj_ex tj_g_same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) { return same(g, a, b, node); }
+
 static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size_t nin, tj_ex *dims) {
     size_t rank = 0;
     for (size_t i = 0; i < nin; i++) {
@@ -867,6 +869,14 @@ static tj_status build_once(struct tj_graph *g) {
     for (uint32_t i = t->nnodes; i-- > 0;) {
         const struct tj_node *n = &t->nodes[i];
         const tj_ref *in = tj_node_in(t, n);
+        if (reached[i] && n->op == TJ_OP_REPEAT_OUT) { // what is in the loop is not part of this graph
+            tj_status s = tj_g_loop_needs(g, i, reached);
+            if (s) {
+                tj_free(reached);
+                return s;
+            }
+            continue;
+        }
         for (uint32_t j = 0; reached[i] && j < n->nin; j++) {
             reached[in[j]] = 1;
         }
@@ -886,6 +896,10 @@ static tj_status build_once(struct tj_graph *g) {
         if (!tj_grow((void **)&in, &cap, n->nin + 1, sizeof *in)) {
             g->failed = true;
             break;
+        }
+        if (n->op == TJ_OP_REPEAT_OUT) {
+            g->map[i] = tj_g_loop(g, i);
+            continue;
         }
         for (uint32_t j = 0; j < n->nin; j++) {
             in[j] = g->map[from[j]];

@@ -38,8 +38,11 @@
 // Ops a graph has beside those of ops.def.
 enum tj_gop {
     TJ_G_EXTENT = TJ_KOP_END, // i64, 0-d: value of `ex`
-    TJ_G_TAPS,  // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
-    TJ_G_COUNT, // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
+    TJ_G_TAPS,   // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
+    TJ_G_REPEAT, // a counted loop: first values, then what its body takes from outside; attr.dim: which of the
+                 // program's
+    TJ_G_RESULT, // a carried value after it; attr.dim: slot
+    TJ_G_COUNT,  // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
 };
 #define TJ_G_RANK (TJ_MAX_RANK + 1) // an integer product gets one dim more
 struct tj_attr_taps {
@@ -97,7 +100,8 @@ struct tj_graph {
 // graph.c
 tj_status tj_graph_build(struct tj_graph *g);
 void tj_graph_free(struct tj_graph *g);
-bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b); // the same, or guarded to be
+bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b);        // the same, or guarded to be
+tj_ex tj_g_same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node); // they have to be equal at run time; gives one
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n);
 static inline tj_dtype tj_compute_dtype(uint8_t d) { return (tj_dtype)tj_dtypes[d].compute; }
 static inline bool tj_g_is(const struct tj_graph *g, tj_ref n, int op) { return g->nodes[n].op == op; }
@@ -105,6 +109,9 @@ static inline bool tj_g_view(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op
 static inline bool tj_g_pointwise(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_POINTWISE; }
 static inline bool tj_g_reduce(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_REDUCE; }
 static inline bool tj_g_contract(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_CONTRACT; }
+// repeat.c: loops. needs: marks what the loop that REPEAT_OUT `out` ends takes from outside. loop: the node of `out`.
+tj_status tj_g_loop_needs(struct tj_graph *g, tj_ref out, uint8_t *reached);
+tj_ref tj_g_loop(struct tj_graph *g, tj_ref out);
 // simplify.c: adds a node or finds the one that has its value. n->in, dims, attr need not outlive the call.
 tj_ref tj_g_add(struct tj_graph *g, const struct tj_gnode *n);
 tj_ref tj_g_scalar_index(const struct tj_graph *g, tj_ref n); // param index of a SCALAR, TJ_NIL otherwise

@@ -99,6 +99,8 @@ void tj_s_ops_add(struct tj_sched *s, tj_ref trace);
 bool tj_s_step_done(struct tj_sched *s, struct tj_step *st); // fills reads and writes
 uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t index, tj_ex elems, tj_ref node);
 uint32_t tj_s_buf_class(const struct tj_sched *s, uint32_t buf); // buffers of equal class may share memory
+bool tj_s_contiguous(struct tj_sched *s, const struct tj_geom *g);
+bool tj_s_repeat(struct tj_sched *s, tj_ref n); // repeat.c: the step of a loop
 void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out);
 
 // ---- lowering -----------------------------------------------------------------------------------------------------

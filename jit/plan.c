@@ -5,73 +5,29 @@
 #include <stdio.h>
 
 #include "../lib/strbuf.h"
-#include "cpu_backend.h"
+#include "plan.h"
 
 #define MAX_TASKS 64        // slots of scratch a step may need
 #define PARALLEL_NS 25000.0 // estimated work below which a step stays on one thread
 #define IDLE_MIN 16         // instances a plan keeps for its next runs, or two a thread of the pool where that is more
 #define SPLIT_BLOCK 4096    // elements of one block of a split reduction (jit/kernel.h)
 
-struct plan_step {
-    struct tj_kentry *loop; // LOOP: its kernel; else the epilogue's, or NULL
-    struct tj_kernel_code code;
-    struct tj_contract *contract;
-    struct tj_kentry *tiles[TJ_CONTRACT_TILES];
-    size_t ntiles;
-    uint32_t weight_leaf; // leaf whose packed copy the step uses, or UINT32_MAX
-    bool dynamic;         // some integer argument is not a constant
-    // where the step's tables begin in an instance
-    uint32_t ivals, bufs, svals;
-};
-struct instance {
-    struct instance *next;
-    int64_t *vals; // one an expression
-    int64_t *ivals;
-    unsigned char **bufs;
-    union tj_scalar *svals;
-    unsigned char **base;      // one a buffer
-    size_t *bytes, *offset;    // one a buffer: size, place in the workspace
-    struct tj_packed **packed; // one a step
-    bool *had;                 // one a step: whether it was packed when the workspace was sized
-    unsigned char *ws;
-    size_t ws_bytes; // allocated
-    int threads;     // slots a run with it may use at most
-    size_t step_ws;  // offset of the running step's own workspace
-    bool placed;     // offsets are right for `bytes` (constant sizes: for good)
-    bool filled;     // constant tables are filled
-};
-struct tj_plan {
-    atomic_int refs;
-    struct tj_jit *jit;
-    struct tj_program *prog;
-    struct plan_step *steps;
-    uint32_t *first, *last, *order; // per buffer: liveness; scratch for placement goes with the instance
-    uint32_t nivals, nbufargs, nsvals;
-    int threads;                 // 0: the pool's
-    bool dynamic;                // some expression is not a constant
-    uint32_t nshape;             // expressions that a look-up of a symbolic plan evaluates
-    char *text;                  // schedule, for reports
-    struct tj_step_notes *notes; // one a step
-    struct tj_plan_info info;
-    tj_mutex lock; // guards idle and nidle
-    struct instance *idle;
-    int nidle; // length of idle
-};
-
-static size_t round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
-
 // ---- compile --------------------------------------------------------------------------------------------------------
 
-static void instance_free(struct tj_plan *p, struct instance *i) {
-    if (i && i->ws)
-        tj_buffer_free(p->jit->ctx, i->ws, i->ws_bytes);
-    tj_free(i);
+void tj_instance_free(struct tj_plan *p, struct tj_plan_instance *in) {
+    if (!in)
+        return;
+    for (uint32_t i = 0; p->loops && i < p->prog->nsteps; i++)
+        tj_turns_free(p, i, in->turns[i]);
+    if (in->ws && in->ws_bytes)
+        tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
+    tj_free(in);
 }
 
 static void plan_free(struct tj_plan *p) {
-    for (struct instance *i = p->idle, *n; i; i = n) {
+    for (struct tj_plan_instance *i = p->idle, *n; i; i = n) {
         n = i->next;
-        instance_free(p, i);
+        tj_instance_free(p, i);
     }
     if (p->steps) {
         for (uint32_t s = 0; s < p->prog->nsteps; s++) {
@@ -79,6 +35,7 @@ static void plan_free(struct tj_plan *p) {
             for (size_t t = 0; t < p->steps[s].ntiles; t++)
                 tj_kcache_put(p->jit->kernels, p->steps[s].tiles[t]);
             tj_contract_free(p->steps[s].contract);
+            tj_plan_release(p->steps[s].body);
         }
     }
     for (uint32_t s = 0; p->notes && s < p->prog->nsteps; s++)
@@ -159,13 +116,13 @@ static tj_status get_code(struct tj_plan *p, const struct tj_segment *seg) {
     struct tj_kcache_stats st = {0};
     if (!s)
         s = tj_kcache_get(p->jit->kernels, units, n, entries, &st);
-    p->info.new_kernels = st.compiled;
-    p->info.emit_ns = st.emit_ns;
-    p->info.codegen_ns = st.codegen_ns;
-    p->info.bytes_code = st.code_bytes;
+    p->info.new_kernels += st.compiled;
+    p->info.emit_ns += st.emit_ns;
+    p->info.codegen_ns += st.codegen_ns;
+    p->info.bytes_code += st.code_bytes;
     n = 0;
     for (uint32_t i = 0; i < g->nsteps; i++) {
-        struct plan_step *ps = &p->steps[i];
+        struct tj_plan_step *ps = &p->steps[i];
         if (s) {
             ps->ntiles = 0;
             continue;
@@ -205,7 +162,7 @@ static tj_status prepare(struct tj_plan *p) {
         p->first[b] = UINT32_MAX;
     for (uint32_t i = 0; i < g->nsteps; i++) {
         struct tj_step *st = &g->steps[i];
-        struct plan_step *ps = &p->steps[i];
+        struct tj_plan_step *ps = &p->steps[i];
         for (uint32_t k = 0; k < st->nreads + st->nwrites; k++) {
             uint32_t b = k < st->nreads ? st->reads[k] : st->writes[k - st->nreads];
             if (p->first[b] == UINT32_MAX)
@@ -223,7 +180,12 @@ static tj_status prepare(struct tj_plan *p) {
             for (uint32_t k = 0; k < st->loop.kernel->nivals; k++)
                 ps->dynamic |= !tj_ex_is_const(&g->exprs, st->loop.ivals[k]);
         }
-        if (st->kind != TJ_STEP_LOOP) {
+        if (st->kind == TJ_STEP_REPEAT) {
+            p->loops = true;
+            tj_status s = tj_turns_compile(p->jit, st->repeat, &ps->body, &p->info);
+            if (s)
+                return s;
+        } else if (st->kind != TJ_STEP_LOOP) {
             int threads = p->threads ? p->threads : tj_pool_threads(p->jit->ctx->pool);
             tj_status s = tj_contract_create(st, &g->exprs, &p->jit->ctx->cpu, threads, &ps->contract);
             if (s)
@@ -269,7 +231,7 @@ static void log_fusion(const struct tj_jit *jit, const struct tj_segment *seg, c
 }
 
 // Bytes of workspace a bound plan over the recorded tensors needs, weights packed where they may be.
-static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg);
+static size_t bound_workspace(struct tj_plan *p, const struct tj_segment *seg);
 static uint32_t shape_exprs(const struct tj_program *g);
 
 tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_plan **out, struct tj_plan_info *info) {
@@ -285,13 +247,19 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
     tj_status s = tj_program_build(seg, &jit->ctx->env, &jit->ctx->cpu, &p->prog);
     if (!s)
         s = prepare(p);
-    p->info.schedule_ns = tj_now_ns() - t0;
+    p->info.schedule_ns = tj_now_ns() - t0 - p->info.emit_ns - p->info.codegen_ns; // those are of the bodies of loops
     if (!s)
         s = get_code(p, seg);
     if (!s) {
         p->nshape = shape_exprs(p->prog);
         struct tj_strbuf sb = {0};
         tj_program_dump(p->prog, seg->trace, &sb);
+        for (uint32_t i = 0; p->loops && i < p->prog->nsteps; i++) {
+            if (!p->steps[i].body)
+                continue;
+            tj_sb_printf(&sb, "step %u, a turn:\n", i);
+            tj_plan_describe(p->steps[i].body, &sb);
+        }
         p->text = sb.s;
         log_fusion(jit, seg, p->prog);
         if (sb.s && jit->ctx->env.dump[0]) {
@@ -300,9 +268,9 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
                            atomic_fetch_add(&jit->dump_serial, 1));
             tj_dump(&jit->ctx->env, name, sb.s, sb.n);
         }
-        p->info.ops = p->prog->nops;
-        p->info.kernels = p->prog->nsteps;
-        p->info.fused_away = p->prog->nfused;
+        p->info.ops += p->prog->nops;
+        p->info.kernels += p->prog->nsteps - p->prog->nbodies;
+        p->info.fused_away += p->prog->nfused;
         p->info.bytes_workspace = bound_workspace(p, seg);
         p->info.bytes_moved = (uint64_t)tj_ex_hint(&p->prog->exprs, p->prog->bytes_moved);
         *info = p->info;
@@ -382,16 +350,17 @@ static int plan_threads(const struct tj_plan *p) {
     return n < MAX_TASKS ? n : MAX_TASKS;
 }
 
-static struct instance *instance_new(const struct tj_plan *p, int threads) {
+struct tj_plan_instance *tj_instance_new(const struct tj_plan *p, struct tj_pool *pool, int threads) {
     const struct tj_program *g = p->prog;
-    size_t n = round_up(sizeof(struct instance));
+    size_t n = tj_round_up(sizeof(struct tj_plan_instance));
     size_t vals = n, ivals = vals + g->exprs.n * 8, bufs = ivals + p->nivals * 8u, svals = bufs + p->nbufargs * 8u;
     size_t base = svals + p->nsvals * 8u, bytes = base + g->nbufs * 8u, offset = bytes + g->nbufs * 8u;
-    size_t packed = offset + g->nbufs * 8u, had = packed + g->nsteps * 8u, end = had + g->nsteps;
+    size_t packed = offset + g->nbufs * 8u, turns = packed + g->nsteps * 8u, had = turns + g->nsteps * 8u;
+    size_t end = had + g->nsteps;
     unsigned char *m = tj_calloc(1, end);
     if (!m)
         return NULL;
-    struct instance *i = (struct instance *)(void *)m;
+    struct tj_plan_instance *i = (struct tj_plan_instance *)(void *)m;
     i->threads = threads;
     i->vals = (int64_t *)(void *)(m + vals);
     i->ivals = (int64_t *)(void *)(m + ivals);
@@ -402,10 +371,12 @@ static struct instance *instance_new(const struct tj_plan *p, int threads) {
     i->offset = (size_t *)(void *)(m + offset);
     i->packed = (struct tj_packed **)(void *)(m + packed);
     i->had = (bool *)(m + had);
+    i->turns = (struct tj_turns **)(void *)(m + turns);
+    i->pool = pool;
     return i;
 }
 
-static void view_of(const struct instance *in, const struct tj_geom *geom, struct tj_view *v) {
+static void view_of(const struct tj_plan_instance *in, const struct tj_geom *geom, struct tj_view *v) {
     v->dtype = geom->dtype;
     v->rank = geom->rank;
     unsigned char *base = in->base[geom->buf];
@@ -455,17 +426,17 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
 static int64_t split_blocks(int64_t row_elems) { return (row_elems + SPLIT_BLOCK - 1) / SPLIT_BLOCK; }
 
 // Tasks of a step at most: each has scratch of its own.
-static size_t scratch_slots(const struct instance *in) {
+static size_t scratch_slots(const struct tj_plan_instance *in) {
     int tasks = in->threads > 1 ? in->threads * 2 : 1;
     return (size_t)(tasks < MAX_TASKS ? tasks : MAX_TASKS);
 }
 
 // Own workspace of a step: scratch a task, partial results, or what a contraction asks for.
-static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance *in, size_t *bytes) {
+static bool step_workspace(const struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, size_t *bytes) {
     const struct tj_step *st = &p->prog->steps[i];
     size_t n = 0;
     if (st->loop.kernel) {
-        size_t scratch = round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
+        size_t scratch = tj_round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
         if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2))
             return false;
         n += scratch * scratch_slots(in);
@@ -474,7 +445,7 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
             if (!tj_size_mul(in->vals[st->loop.rows], split_blocks(in->vals[st->loop.row_elems]), &parts) ||
                 !tj_size_mul(parts, 8, &parts))
                 return false;
-            n += round_up((size_t)parts);
+            n += tj_round_up((size_t)parts);
         }
     }
     if (p->steps[i].contract) {
@@ -490,14 +461,20 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct instance 
         size_t want;
         if (!tj_contract_workspace(p->steps[i].contract, &a, &want) || want > SIZE_MAX / 4)
             return false;
-        n += round_up(want);
+        n += tj_round_up(want);
+    }
+    if (p->steps[i].body) {
+        size_t want;
+        if (tj_turns_place(p, i, in, &want) || want > SIZE_MAX / 4)
+            return false;
+        n += tj_round_up(want);
     }
     *bytes = n;
     return true;
 }
 
 // Evaluates sizes and finds the memory of leaves and outputs.
-static tj_status instance_sizes(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+tj_status tj_instance_sizes(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     if ((p->dynamic || !in->filled) && !tj_exprs_eval(&g->exprs, args, in->vals))
         return tj_fail(TRACE_ERR_SHAPE, "an extent or offset of the run overflows");
@@ -512,14 +489,19 @@ static tj_status instance_sizes(const struct tj_plan *p, struct instance *in, co
         else if (buf->kind == TJ_BUF_OUT)
             in->base[b] = tj_tensor_data(args->outs[buf->index]);
     }
+    for (uint32_t i = 0; p->loops && i < g->nsteps; i++) {
+        tj_status s = p->steps[i].body ? tj_turns_sizes(p, i, in, args) : TRACE_OK;
+        if (s)
+            return s;
+    }
     return TRACE_OK;
 }
 
 // Finds or makes the packed copies of weights.
-static tj_status instance_pack(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+tj_status tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     for (uint32_t i = 0; i < g->nsteps; i++) { // weights first: whether they are packed decides workspaces
-        struct plan_step *ps = &p->steps[i];
+        struct tj_plan_step *ps = &p->steps[i];
         if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
             continue;
         struct tj_storage *st = args->leaves[ps->weight_leaf].tensor->st;
@@ -539,7 +521,7 @@ static tj_status instance_pack(const struct tj_plan *p, struct instance *in, con
 }
 
 // Places temporaries and the steps' own workspaces; *want: bytes in all.
-static tj_status instance_place(const struct tj_plan *p, struct instance *in, size_t *want) {
+tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in, size_t *want) {
     const struct tj_program *g = p->prog;
     uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
     if (!order)
@@ -563,32 +545,42 @@ static tj_status instance_place(const struct tj_plan *p, struct instance *in, si
     }
     if (!ok || total > SIZE_MAX / 4)
         return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
-    in->step_ws = round_up(total);
+    in->step_ws = tj_round_up(total);
     *want = in->step_ws + step_max;
     for (uint32_t i = 0; i < g->nsteps; i++)
         in->had[i] = in->packed[i] != NULL;
     return TRACE_OK;
 }
 
+void tj_instance_bufs(const struct tj_plan *p, struct tj_plan_instance *in) {
+    for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+        const struct tj_loop *l = &p->prog->steps[i].loop;
+        unsigned char **to = in->bufs + p->steps[i].bufs;
+        for (uint32_t k = 0; l->kernel && k < l->kernel->nbufs; k++)
+            to[k] = in->base[l->bufs[k]];
+    }
+}
+
 // Fills the steps' tables: everything is known.
-static void instance_fill(const struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
+void tj_instance_fill(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     for (uint32_t b = 0; b < g->nbufs; b++)
         if (g->bufs[b].kind == TJ_BUF_TEMP)
             in->base[b] = in->ws + in->offset[b];
     for (uint32_t i = 0; i < g->nsteps; i++) {
         const struct tj_loop *l = &g->steps[i].loop;
-        const struct plan_step *ps = &p->steps[i];
+        const struct tj_plan_step *ps = &p->steps[i];
+        if (ps->body)
+            tj_turns_fill(p, i, in);
         if (!l->kernel)
             continue;
         if (ps->dynamic || !in->filled)
             for (uint32_t k = 0; k < l->kernel->nivals; k++)
                 in->ivals[ps->ivals + k] = in->vals[l->ivals[k]];
-        for (uint32_t k = 0; k < l->kernel->nbufs; k++)
-            in->bufs[ps->bufs + k] = in->base[l->bufs[k]];
         for (uint32_t k = 0; k < l->kernel->nsvals; k++)
             in->svals[ps->svals + k] = l->svals[k].is_const ? l->svals[k].value : args->params[l->svals[k].param].v;
     }
+    tj_instance_bufs(p, in);
     in->filled = true;
 }
 
@@ -599,20 +591,24 @@ static tj_status no_workspace(size_t want) {
     return tj_fail(TRACE_ERR_MEMORY, "no workspace of %zu bytes: %s", want, why);
 }
 
+// What is packed decides what a step needs, and a written weight is packed no more.
+bool tj_instance_moved(const struct tj_plan *p, const struct tj_plan_instance *in) {
+    bool moved = !in->placed || p->dynamic;
+    for (uint32_t i = 0; i < p->prog->nsteps; i++)
+        moved |= in->had[i] != (in->packed[i] != NULL) || (p->steps[i].body && tj_turns_moved(p, i, in));
+    return moved;
+}
+
 // Everything of a run that can fail, before the first kernel.
-static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const struct tj_run_args *args) {
-    tj_status s = instance_sizes(p, in, args);
+static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
+    tj_status s = tj_instance_sizes(p, in, args);
     if (!s)
-        s = instance_pack(p, in, args);
+        s = tj_instance_pack(p, in, args);
     if (s)
         return s;
-    // What is packed decides what a step needs, and a written weight is packed no more.
-    bool changed = false;
-    for (uint32_t i = 0; i < p->prog->nsteps; i++)
-        changed |= in->had[i] != (in->packed[i] != NULL);
-    if (!in->placed || p->dynamic || changed) {
+    if (tj_instance_moved(p, in)) {
         size_t want;
-        s = instance_place(p, in, &want);
+        s = tj_instance_place(p, in, &want);
         if (s)
             return s;
         if (want > in->ws_bytes) {
@@ -626,26 +622,32 @@ static tj_status instance_prepare(struct tj_plan *p, struct instance *in, const 
         }
         in->placed = true;
     }
-    instance_fill(p, in, args);
+    tj_instance_fill(p, in, args);
     return TRACE_OK;
 }
 
-static struct instance *instance_take(struct tj_plan *p) {
+static struct tj_plan_instance *instance_take(struct tj_plan *p) {
     tj_lock(&p->lock);
-    struct instance *i = p->idle;
+    struct tj_plan_instance *i = p->idle;
     if (i) {
         p->idle = i->next;
         p->nidle--;
     }
     tj_unlock(&p->lock);
-    return i ? i : instance_new(p, plan_threads(p));
+    return i ? i : tj_instance_new(p, p->jit->ctx->pool, plan_threads(p));
 }
 
-static void instance_give(struct tj_plan *p, struct instance *in) {
+void tj_instance_unpack(const struct tj_plan *p, struct tj_plan_instance *in) {
     for (uint32_t i = 0; i < p->prog->nsteps; i++) {
         tj_pack_put(in->packed[i]);
         in->packed[i] = NULL;
+        if (p->steps[i].body)
+            tj_turns_unpack(p, i, in);
     }
+}
+
+static void instance_give(struct tj_plan *p, struct tj_plan_instance *in) {
+    tj_instance_unpack(p, in);
     int most = 2 * tj_pool_threads(p->jit->ctx->pool);
     tj_lock(&p->lock);
     if (p->nidle < (most > IDLE_MIN ? most : IDLE_MIN)) {
@@ -655,7 +657,7 @@ static void instance_give(struct tj_plan *p, struct instance *in) {
         in = NULL;
     }
     tj_unlock(&p->lock);
-    instance_free(p, in);
+    tj_instance_free(p, in);
 }
 
 // ---- run ------------------------------------------------------------------------------------------------------------
@@ -683,19 +685,18 @@ static void loop_task(void *arg, size_t i) {
         r->fn(&a, lo, hi, 0, r->cut.cols);
 }
 
-static void loop_launch(struct tj_plan *p, struct loop_run *r, const struct tj_loop *l, const int64_t *vals,
-                        int64_t rows) {
-    r->cut = cut_loop(plan_threads(p), l, vals, rows);
+static void loop_launch(const struct tj_plan_instance *in, struct loop_run *r, const struct tj_loop *l, int64_t rows) {
+    r->cut = cut_loop(in->threads, l, in->vals, rows);
     if (r->cut.tasks > 1)
-        tj_pool_run(p->jit->ctx->pool, (size_t)r->cut.tasks, loop_task, r);
+        tj_pool_run(in->pool, (size_t)r->cut.tasks, loop_task, r);
     else
         loop_task(r, 0);
 }
 
-static void loop_setup(const struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args,
+static void loop_setup(const struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, const struct tj_run_args *args,
                        struct loop_run *r) {
     const struct tj_loop *l = &p->prog->steps[i].loop;
-    const struct plan_step *ps = &p->steps[i];
+    const struct tj_plan_step *ps = &p->steps[i];
     r->args = (struct tj_kargs){.bufs = in->bufs + ps->bufs,
                                 .ivals = in->ivals + ps->ivals,
                                 .svals = in->svals + ps->svals,
@@ -703,21 +704,21 @@ static void loop_setup(const struct tj_plan *p, uint32_t i, struct instance *in,
                                 .sites = l->sites,
                                 .helpers = p->jit->helpers};
     r->fn = ps->code.fn;
-    r->scratch_bytes = round_up(tj_kernel_scratch(l->kernel, in->vals[l->row_elems]));
+    r->scratch_bytes = tj_round_up(tj_kernel_scratch(l->kernel, in->vals[l->row_elems]));
     r->scratch = in->ws + in->step_ws;
 }
 
-static void run_loop(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+static void run_loop(struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_loop *l = &p->prog->steps[i].loop;
     struct loop_run r;
     loop_setup(p, i, in, args, &r);
     int64_t rows = in->vals[l->rows];
     if (!l->kernel->split) {
-        loop_launch(p, &r, l, in->vals, rows);
+        loop_launch(in, &r, l, rows);
         return;
     }
     r.args.partials = r.scratch + r.scratch_bytes * scratch_slots(in);
-    loop_launch(p, &r, l, in->vals, rows * split_blocks(in->vals[l->row_elems]));
+    loop_launch(in, &r, l, rows * split_blocks(in->vals[l->row_elems]));
     r.fn = p->steps[i].code.fn2;
     r.cut = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
     loop_task(&r, 0);
@@ -747,11 +748,11 @@ static void epilogue(void *arg, int slot, int64_t row0, int64_t row1, int64_t co
 }
 
 // Arguments of a contraction; r: its epilogue's.
-static void contract_setup(const struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args,
-                           struct loop_run *r, struct tj_contract_args *a) {
+static void contract_setup(const struct tj_plan *p, uint32_t i, struct tj_plan_instance *in,
+                           const struct tj_run_args *args, struct loop_run *r, struct tj_contract_args *a) {
     const struct tj_step *st = &p->prog->steps[i];
     size_t used = 0;
-    *a = (struct tj_contract_args){.pool = p->jit->ctx->pool,
+    *a = (struct tj_contract_args){.pool = in->pool,
                                    .threads = in->threads,
                                    .packed = in->packed[i] ? tj_packed_data(in->packed[i]) : NULL,
                                    .err = args->err,
@@ -774,7 +775,7 @@ static void contract_setup(const struct tj_plan *p, uint32_t i, struct instance 
     a->workspace = in->ws + in->step_ws + used;
 }
 
-static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, const struct tj_run_args *args) {
+static void run_contract(struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, const struct tj_run_args *args) {
     struct loop_run r;
     struct tj_contract_args a;
     contract_setup(p, i, in, args, &r, &a);
@@ -782,7 +783,8 @@ static void run_contract(struct tj_plan *p, uint32_t i, struct instance *in, con
 }
 
 // The step that began at t0 is over. Of runs over several sizes those with most to do are kept.
-static void watched(struct tj_plan *p, uint32_t i, const struct instance *in, const struct tj_watch *w, uint64_t t0) {
+static void watched(struct tj_plan *p, uint32_t i, const struct tj_plan_instance *in, const struct tj_watch *w,
+                    uint64_t t0) {
     uint64_t now = tj_now_ns();
     if (w->measure) {
         struct tj_step_work work;
@@ -804,50 +806,66 @@ static void watched(struct tj_plan *p, uint32_t i, const struct instance *in, co
         w->step(w->arg, p->prog->steps[i].name, p->prog->steps[i].node, t0, now);
 }
 
+tj_status tj_plan_steps(struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
+    tj_status s = TRACE_OK;
+    uint32_t i = 0, loops = 0;
+    for (; i < p->prog->nsteps && !s; i++) {
+        if (args->cancel && TJ_UNLIKELY(atomic_load_explicit(args->cancel, memory_order_relaxed))) {
+            s = tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled after %u of %u steps", i, p->prog->nsteps);
+            break;
+        }
+        uint64_t t0 = TJ_UNLIKELY(args->watch != NULL) ? tj_now_ns() : 0;
+        if (p->prog->steps[i].kind == TJ_STEP_LOOP)
+            run_loop(p, i, in, args);
+        else if (TJ_UNLIKELY(p->prog->steps[i].kind == TJ_STEP_REPEAT)) {
+            s = tj_turns_run(p, i, in, args);
+            loops++; // not a launch: its kernels are
+        } else
+            run_contract(p, i, in, args);
+        if (TJ_UNLIKELY(args->watch != NULL))
+            watched(p, i, in, args->watch, t0);
+    }
+    if (args->launches)
+        *args->launches += i - loops;
+    if (args->bytes_moved)
+        *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];
+    return s;
+}
+
 tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
-    struct instance *in = instance_take(p);
+    struct tj_plan_instance *in = instance_take(p);
     if (!in)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
     tj_status s = instance_prepare(p, in, args);
-    if (!s) {
-        uint32_t i = 0;
-        for (; i < p->prog->nsteps; i++) {
-            if (args->cancel && TJ_UNLIKELY(atomic_load_explicit(args->cancel, memory_order_relaxed))) {
-                s = tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled after %u of %u steps", i, p->prog->nsteps);
-                break;
-            }
-            uint64_t t0 = TJ_UNLIKELY(args->watch != NULL) ? tj_now_ns() : 0;
-            if (p->prog->steps[i].kind == TJ_STEP_LOOP)
-                run_loop(p, i, in, args);
-            else
-                run_contract(p, i, in, args);
-            if (TJ_UNLIKELY(args->watch != NULL))
-                watched(p, i, in, args->watch, t0);
-        }
-        *args->launches += i;
-        *args->bytes_moved += (uint64_t)in->vals[p->prog->bytes_moved];
-    }
+    if (!s)
+        s = tj_plan_steps(p, in, args);
     instance_give(p, in);
     return s;
 }
 
-static size_t bound_workspace(const struct tj_plan *p, const struct tj_segment *seg) {
-    struct tj_run_args args = {.trace = seg->trace, .leaves = seg->trace->leaves, .params = seg->trace->params};
-    struct instance *in = instance_new(p, 1);
-    size_t want = 0;
-    if (in && tj_exprs_eval(&p->prog->exprs, &args, in->vals)) {
-        for (uint32_t i = 0; i < p->prog->nsteps; i++) {
-            struct tj_view w;
-            if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
-                continue;
-            view_of(in, &p->prog->steps[i].b, &w);
-            if (tj_contract_pack_bytes(p->steps[i].contract, &w))
-                in->packed[i] = (struct tj_packed *)(void *)in; // as if
-        }
-        if (instance_place(p, in, &want))
-            want = 0;
+bool tj_instance_guess(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
+    if (!tj_exprs_eval(&p->prog->exprs, args, in->vals))
+        return false;
+    for (uint32_t i = 0; i < p->prog->nsteps; i++) {
+        struct tj_view w;
+        if (p->steps[i].body && !tj_turns_guess(p, i, in, args))
+            return false;
+        if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
+            continue;
+        view_of(in, &p->prog->steps[i].b, &w);
+        if (tj_contract_pack_bytes(p->steps[i].contract, &w))
+            in->packed[i] = (struct tj_packed *)(void *)in; // as if
     }
-    tj_free(in);
+    return true;
+}
+
+static size_t bound_workspace(struct tj_plan *p, const struct tj_segment *seg) {
+    struct tj_run_args args = {.trace = seg->trace, .leaves = seg->trace->leaves, .params = seg->trace->params};
+    struct tj_plan_instance *in = tj_instance_new(p, NULL, 1);
+    size_t want = 0;
+    if (in && tj_instance_guess(p, in, &args) && tj_instance_place(p, in, &want))
+        want = 0;
+    tj_instance_free(p, in);
     return want;
 }
 
@@ -858,14 +876,16 @@ struct bound_step {
     struct loop_run loop; // LOOP, or the epilogue
     tj_kernel_fn fn2;     // second phase of a split reduction, or NULL
     struct cut cut2;
+    bool turns;                   // a counted loop
     struct tj_contract *contract; // NULL: a loop
     struct tj_contract_args args;
 };
 struct tj_bound_plan {
     struct tj_plan *plan; // a reference
-    struct instance *in;
+    struct tj_plan_instance *in;
     struct tj_pool *pool; // NULL: the calling thread alone
     bool own_memory;
+    struct tj_run_args args; // of counted loops
     uint32_t nsteps;
     struct bound_step steps[];
 };
@@ -873,7 +893,7 @@ struct tj_bound_plan {
 static void bound_loop(struct tj_bound_plan *b, uint32_t i, const struct tj_run_args *args) {
     const struct tj_loop *l = &b->plan->prog->steps[i].loop;
     struct bound_step *s = &b->steps[i];
-    struct instance *in = b->in;
+    struct tj_plan_instance *in = b->in;
     loop_setup(b->plan, i, in, args, &s->loop);
     int64_t rows = in->vals[l->rows];
     if (l->kernel->split) {
@@ -892,11 +912,10 @@ void tj_bound_plan_free(struct tj_bound_plan *b) {
         return;
     struct tj_plan *p = b->plan;
     if (b->in) {
-        for (uint32_t i = 0; i < b->nsteps; i++)
-            tj_pack_put(b->in->packed[i]);
-        if (b->own_memory)
-            tj_buffer_free(p->jit->ctx, b->in->ws, b->in->ws_bytes);
-        tj_free(b->in);
+        tj_instance_unpack(p, b->in);
+        if (!b->own_memory)
+            b->in->ws = NULL;
+        tj_instance_free(p, b->in);
     }
     tj_free(b);
     tj_plan_release(p);
@@ -907,7 +926,7 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
     const struct tj_program *g = p->prog;
     *out = NULL;
     struct tj_bound_plan *b = tj_calloc(1, sizeof *b + g->nsteps * sizeof b->steps[0]);
-    struct instance *in = b ? instance_new(p, o->use_pool ? plan_threads(p) : 1) : NULL;
+    struct tj_plan_instance *in = b ? tj_instance_new(p, NULL, o->use_pool ? plan_threads(p) : 1) : NULL;
     if (!in) {
         tj_free(b);
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a bound plan");
@@ -916,13 +935,14 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
     b->plan = p;
     b->in = in;
     b->nsteps = g->nsteps;
-    b->pool = in->threads > 1 ? p->jit->ctx->pool : NULL;
+    b->pool = in->pool = in->threads > 1 ? p->jit->ctx->pool : NULL;
+    b->args.err = args->err; // loops look at it later; what else they need is theirs
     size_t want = 0;
-    tj_status s = instance_sizes(p, in, args);
+    tj_status s = tj_instance_sizes(p, in, args);
     if (!s)
-        s = instance_pack(p, in, args);
+        s = tj_instance_pack(p, in, args);
     if (!s)
-        s = instance_place(p, in, &want);
+        s = tj_instance_place(p, in, &want);
     o->need = want;
     if (!s && want && o->memory && o->bytes < want)
         s = tj_fail(TRACE_ERR_ARGUMENT, "the workspace given has %zu bytes and the plan needs %zu", o->bytes, want);
@@ -942,13 +962,15 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
     }
     if (want)
         memset(in->ws, 0, want); // its pages are there when the first run comes
-    instance_fill(p, in, args);
+    tj_instance_fill(p, in, args);
     for (uint32_t i = 0; i < g->nsteps; i++) {
         const struct tj_step *st = &g->steps[i];
         b->steps[i].contract = p->steps[i].contract;
-        if (st->kind != TJ_STEP_LOOP) {
+        if (st->kind == TJ_STEP_REPEAT) {
+            b->steps[i].turns = true;
+            tj_turns_packed(p, i, in, o->packed);
+        } else if (st->kind != TJ_STEP_LOOP) {
             contract_setup(p, i, in, args, &b->steps[i].loop, &b->steps[i].args);
-            b->steps[i].args.pool = b->pool;
             if (in->packed[i])
                 o->packed[p->steps[i].weight_leaf] = true;
         } else {
@@ -964,6 +986,10 @@ void tj_bound_plan_run(struct tj_bound_plan *b) {
         struct bound_step *s = &b->steps[i];
         if (s->contract) {
             tj_contract_run(s->contract, &s->args);
+            continue;
+        }
+        if (s->turns) {
+            (void)tj_turns_run(b->plan, i, b->in, &b->args); // nothing in it can fail
             continue;
         }
         if (s->loop.cut.tasks == 1)

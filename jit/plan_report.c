@@ -71,7 +71,7 @@ void tj_step_work(const struct tj_program *g, const struct tj_step *st, const in
 }
 
 tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_plan_report *out) {
-    static const char *const kinds[] = {"loop", "matmul", "conv2d", "attention", "index_copy", "copy"};
+    static const char *const kinds[] = {"loop", "matmul", "conv2d", "attention", "index_copy", "copy", "repeat"};
     static const char *const loops[] = {"pointwise", "rows", "columns"};
     const struct tj_program *g = tj_plan_program(p);
     struct sizes s = {&g->exprs, NULL};

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "../lib/strbuf.h"
+#include "../trace/repeat.h"
 #include "lower.h"
 
 tj_status tj_program_build(const struct tj_segment *seg, const struct tj_env *env, const struct tj_cpu *cpu,
@@ -40,6 +41,10 @@ void tj_program_free(struct tj_program *p) {
     if (!p) {
         return;
     }
+    for (uint32_t i = 0; i < p->nbodies; i++) {
+        tj_body_free(p->bodies[i].body);
+    }
+    tj_free(p->bodies);
     tj_exprs_free(&p->exprs);
     tj_arena_free(&p->arena);
     tj_free(p);
@@ -100,7 +105,7 @@ static void put_loop(const struct tj_program *p, const struct tj_loop *l, struct
 
 void tj_program_dump(const struct tj_program *p, const struct tj_trace *t, struct tj_strbuf *sb) {
     static const char *const kinds[] = {"leaf", "out", "temp"};
-    static const char *const steps[] = {"loop", "matmul", "conv2d", "sdpa", "index_copy", "copy"};
+    static const char *const steps[] = {"loop", "matmul", "conv2d", "sdpa", "index_copy", "copy", "repeat"};
     tj_sb_printf(sb, "program: %u ops, %u steps, %u fused away\n", p->nops, p->nsteps, p->nfused);
     for (uint32_t i = 0; i < p->nbufs; i++) {
         const struct tj_buf *b = &p->bufs[i];
@@ -124,7 +129,13 @@ void tj_program_dump(const struct tj_program *p, const struct tj_trace *t, struc
         const struct tj_step *st = &p->steps[i];
         tj_sb_printf(sb, "step %u: %s %s", i, steps[st->kind], st->name ? st->name : "");
         put_loc(t, st->node, sb);
-        if (st->kind != TJ_STEP_LOOP) {
+        if (st->kind == TJ_STEP_REPEAT) {
+            tj_sb_printf(sb, " turns=p%u", st->repeat->body->times);
+            for (uint32_t k = 0; k < st->repeat->body->n; k++) {
+                put_geom(p, "in", &st->repeat->init[k], sb);
+                tj_sb_printf(sb, " out=b%u", st->repeat->out[k]);
+            }
+        } else if (st->kind != TJ_STEP_LOOP) {
             put_geom(p, "out", &st->out, sb);
             put_geom(p, "a", &st->a, sb);
             if (st->kind != TJ_STEP_COPY) {

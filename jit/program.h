@@ -41,7 +41,28 @@ struct tj_loop {
     tj_ex row_elems;             // ROWS, COLS: elements reduced a row
     double cost;                 // estimated ns of one element (all passes), for the threading decision
 };
-enum tj_step_kind { TJ_STEP_LOOP, TJ_STEP_MATMUL, TJ_STEP_CONV2D, TJ_STEP_SDPA, TJ_STEP_INDEX_COPY, TJ_STEP_COPY };
+enum tj_step_kind {
+    TJ_STEP_LOOP,
+    TJ_STEP_MATMUL,
+    TJ_STEP_CONV2D,
+    TJ_STEP_SDPA,
+    TJ_STEP_INDEX_COPY,
+    TJ_STEP_COPY,
+    TJ_STEP_REPEAT
+};
+// A counted loop: its body is a program of its own, run once a turn.
+struct tj_body;
+struct tj_repeat {
+    struct tj_body *body;  // the program's
+    struct tj_geom *init;  // one a carried value: its memory before the first turn, contiguous
+    struct tj_geom *value; // one a leaf of the body, of those computed before the loop: contiguous
+    uint32_t *out;         // one a carried value: buffer of the last one
+};
+struct tj_loop_body {
+    struct tj_body *body;
+    tj_ref node; // of the graph, once made
+    bool made;
+};
 struct tj_step {
     uint8_t kind; // enum tj_step_kind
     uint8_t has_bias, causal, gqa, has_mask;
@@ -56,6 +77,7 @@ struct tj_step {
     int64_t dim; // INDEX_COPY
     struct tj_attr_conv conv;
     struct tj_scalar_arg scale; // SDPA
+    struct tj_repeat *repeat;   // REPEAT, else NULL
     tj_ref node;                // trace node: host line, error site
     const char *name;           // for dumps and perf maps
     uint32_t *reads, *writes;   // buffers, for the memory planner (nreads, nwrites); epilogue's included
@@ -90,6 +112,8 @@ struct tj_program {
     uint32_t *extent_at, nextents;
     struct tj_amount *amounts; // that are constants of the program
     uint32_t namounts;
+    struct tj_loop_body *bodies; // of its loops
+    uint32_t nbodies, capbodies;
     uint32_t nouts, nops, nfused; // nfused: recorded ops without a step of their own
     tj_ex bytes_moved;            // of one run
 };

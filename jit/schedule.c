@@ -19,6 +19,7 @@ static uint32_t own_cost(const struct tj_gnode *d) {
     case TJ_OP_INDEX_SELECT:
     case TJ_OP_PAD: return 8;
     case TJ_OP_CAT: return 4 * d->nin;
+    case TJ_G_RESULT:
     case TJ_G_TAPS: return 1000;
     case TJ_OP_COPY:
     case TJ_OP_FLIP: return 1;
@@ -43,7 +44,7 @@ static uint32_t size_of(const struct tj_gnode *d) {
 }
 
 static bool inlines(uint16_t op) {
-    if (op == TJ_OP_INDEX_COPY || op == TJ_OP_UPDATE || op == TJ_OP_LEAF) {
+    if (op == TJ_OP_INDEX_COPY || op == TJ_OP_UPDATE || op == TJ_OP_LEAF || op == TJ_G_REPEAT || op == TJ_G_RESULT) {
         return false;
     }
     return op >= TJ_OP_COUNT || !tj_g_contract(op);
@@ -769,6 +770,9 @@ static bool root(struct tj_sched *s, tj_ref n) {
     if (tj_g_contract(d->op)) {
         return tj_s_contraction(s, n, NULL);
     }
+    if (d->op == TJ_G_RESULT) {
+        return true; // the loop puts it there
+    }
     tj_s_buffer_geom(s, n, buf, &dst);
     if (d->op == TJ_OP_INDEX_COPY) {
         return tj_s_index_copy(s, n, &dst, d->in[1], d->in[2]) && kernel(s, d->in[0], n, &dst, n);
@@ -846,6 +850,12 @@ static bool schedule(struct tj_sched *s) {
                 return false;
             }
         }
+        if (TJ_NODE(s, n)->op == TJ_G_REPEAT) {
+            if (!tj_s_repeat(s, n)) {
+                return false;
+            }
+            continue;
+        }
         if (TJ_NODE(s, n)->op == TJ_OP_UPDATE) {
             // A copy of the new content, where its users could not read it in place, comes after the write.
             if ((s->alias[n] && HAS(n, TJ_S_NEED) && !root(s, n)) || !update(s, n)) {
@@ -888,7 +898,7 @@ static void count_bytes(struct tj_sched *s, struct tj_step *st) {
     }
     const struct tj_geom *g[5] = {&st->out, &st->a, &st->b, st->has_bias || st->kind == TJ_STEP_SDPA ? &st->c : NULL,
                                   st->has_mask ? &st->d : NULL};
-    for (uint32_t i = 0; st->kind != TJ_STEP_LOOP && i < 5; i++) {
+    for (uint32_t i = 0; st->kind != TJ_STEP_LOOP && !st->repeat && i < 5; i++) {
         if (!g[i] || (i == 2 && st->kind == TJ_STEP_COPY)) {
             continue;
         }
@@ -933,7 +943,8 @@ static bool finish(struct tj_sched *s) {
     }
     p->nouts = g->seg->nouts;
     for (uint32_t i = 0; i < g->t->nnodes; i++) {
-        p->nops += g->map[i] != TJ_NIL && tj_ops[g->t->nodes[i].op].cls != TJ_SOURCE;
+        uint8_t cls = tj_ops[g->t->nodes[i].op].cls;
+        p->nops += g->map[i] != TJ_NIL && cls != TJ_SOURCE && cls != TJ_LOOP;
     }
     p->nfused = p->nops > p->nsteps ? p->nops - p->nsteps : 0;
     return true;

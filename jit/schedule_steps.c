@@ -1,4 +1,6 @@
 // jit/schedule_steps.c: geometry of operands, buffers, and the steps that are not loops.
+#include "../trace/repeat.h"
+
 #include "lower.h"
 
 // ---- buffers ------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out) 
 
 // ---- geometry -----------------------------------------------------------------------------------------------------
 
-static bool contiguous(struct tj_sched *s, const struct tj_geom *g) {
+bool tj_s_contiguous(struct tj_sched *s, const struct tj_geom *g) {
     tj_ex stride = 1;
     for (int j = g->rank; j-- > 0;) {
         if (g->dims[j] != 1 && g->strides[j] != stride) {
@@ -203,7 +205,7 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
     }
     case TJ_OP_AS_STRIDED: {
         const struct tj_attr_strides *a = v->attr;
-        if (!contiguous(s, in)) {
+        if (!tj_s_contiguous(s, in)) {
             return false;
         }
         for (int j = 0; j < v->rank; j++) {
@@ -341,14 +343,24 @@ static void note(uint32_t *list, uint32_t *n, uint32_t buf) {
 
 bool tj_s_step_done(struct tj_sched *s, struct tj_step *st) {
     const struct tj_kernel *k = st->loop.kernel;
-    uint32_t cap = 8 + (k ? 2u * k->nbufs : 0);
+    const struct tj_repeat *r = st->repeat;
+    uint32_t cap = 8 + (k ? 2u * k->nbufs : 0) + (r ? r->body->n + r->body->trace.nleaves : 0);
     st->reads = TJ_ARENA_NEW(&s->p->arena, uint32_t, cap);
     st->writes = TJ_ARENA_NEW(&s->p->arena, uint32_t, cap);
     if (!st->reads || !st->writes || !take_ops(s, st)) {
         (void)tj_s_memory(s);
         return false;
     }
-    if (st->kind != TJ_STEP_LOOP) {
+    for (uint32_t i = 0; r && i < r->body->n; i++) {
+        note(st->reads, &st->nreads, r->init[i].buf);
+        note(st->writes, &st->nwrites, r->out[i]);
+    }
+    for (uint32_t i = 0; r && i < r->body->trace.nleaves; i++) {
+        if (r->body->leaves[i].kind == TJ_BODY_VALUE) {
+            note(st->reads, &st->nreads, r->value[i].buf);
+        }
+    }
+    if (st->kind != TJ_STEP_LOOP && !r) {
         note(st->writes, &st->nwrites, st->out.buf);
         note(st->reads, &st->nreads, st->a.buf);
         if (st->kind != TJ_STEP_COPY) {

@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "record.h"
+#include "repeat.h"
 #include "timeline.h"
 
 enum {
@@ -126,6 +127,19 @@ void tj_break_used(struct tj_box *b, tj_ref n) { mark_used(b, n); }
 
 // ---- extraction -----------------------------------------------------------------------------------------------------
 
+// The other results of the loop that REPEAT_OUT i belongs to stand next to it.
+static void need_loop(struct tj_box *b, tj_ref i, tj_ref *top) {
+    const struct tj_trace *t = &b->run.trace;
+    const struct tj_node *n = &t->nodes[i];
+    tj_ref from = i - (tj_ref)t->attrs[n->attr];
+    for (tj_ref k = from; k < from + (n->nin - 1) / 2; k++) {
+        if (b->mark[k] & MARK_NEED || b->run.values[k].state == TJ_V_STORED)
+            continue;
+        b->mark[k] |= MARK_NEED | MARK_SEEN;
+        *top = k > *top ? k : *top;
+    }
+}
+
 // Marks what the values in refs are computed from: down to leaves and stored values. Values computed by an earlier
 // segment and not stored are computed again. Returns the lowest node marked; *top the highest.
 static void need(struct tj_box *b, const tj_ref *refs, uint32_t n, tj_ref *low, tj_ref *top) {
@@ -154,6 +168,8 @@ static void need(struct tj_box *b, const tj_ref *refs, uint32_t n, tj_ref *low, 
             continue;
         }
         const tj_ref *in = tj_node_in(&run->trace, node);
+        if (node->op == TJ_OP_REPEAT_OUT) // a loop runs as a whole: all that it carries is there afterwards
+            need_loop(b, i, top);
         if (node->op == TJ_OP_UPDATE && run->values[in[0]].state == TJ_V_STORED && !tj_root_tensor(run, i))
             b->mark[in[0]] |= MARK_COPY;
         for (uint32_t k = 0; k < node->nin; k++) {
@@ -824,6 +840,8 @@ tj_status tj_graph_break(struct tj_box *b, tj_ref n, const struct trace_tensor *
         if (run->scopes[i].fullgraph)
             return fullgraph_error(b, n, &run->scopes[i], site, call);
     }
+    if (TJ_UNLIKELY(run->nloops))
+        return tj_repeat_readback(run, call, site->loc);
     if (run->compile_only)
         return tj_op_fail(TRACE_ERR_STATE, call, site->loc,
                           "the run has a placeholder among its inputs: it compiles only, there is no value to read");

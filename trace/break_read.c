@@ -5,6 +5,7 @@
 
 #include "record.h"
 #include "region.h"
+#include "repeat.h"
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 
@@ -406,6 +407,8 @@ tj_status trace_print_at(trace_tensor *t, const char *name, const char *file, in
 // The node whose value a deferred form of t gives: as it is now, whatever is written later. TJ_NIL: failed.
 static tj_ref deferred_node(struct tj_run *run, trace_tensor *t, const char *call, struct tj_loc loc) {
     struct tj_place v;
+    if (TJ_UNLIKELY(run->nloops) && tj_repeat_readback(run, call, loc))
+        return TJ_NIL;
     tj_ref n = tj_resolve(run, t, call, loc);
     if (n == TJ_NIL || !tj_value_view(run, n, &v))
         return n;

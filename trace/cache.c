@@ -8,6 +8,7 @@
 
 #include "../lib/hash.h"
 #include "../lib/strbuf.h"
+#include "repeats.h"
 #include "timeline.h"
 
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
@@ -318,6 +319,15 @@ static void explain(const struct tj_entry *old, const struct tj_segment *s, uint
         return;
     }
     uint32_t same = common_ops(a, b);
+    struct tj_repeats loop;
+    if ((same < a->nnodes || same < b->nnodes) && tj_repeats_find(a, b, &loop)) {
+        r->from = loop.from, r->to = loop.to;
+        (void)snprintf(r->text, sizeof r->text,
+                       "the ops at %s were recorded %lld times, are now %lld times (a host loop? trace_repeat makes the "
+                       "count a parameter)",
+                       loop.where, (long long)loop.from, (long long)loop.to);
+        return;
+    }
     if (same < a->nnodes || same < b->nnodes) {
         if (same < a->nnodes && same < b->nnodes)
             (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %s instead of %s",

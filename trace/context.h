@@ -69,11 +69,20 @@ struct tj_value {
     bool ended;       // host released it: not stored at a break
     bool packed : 1;  // its strides are known to be row-major (recorder)
     bool alias : 1;   // a COPY that only gives a repeated op a handle of its own (recorder)
+    bool looped : 1;  // changed with the turns of a loop that is over
     bool rebased : 1; // leaf whose memory is part of another leaf's: latest is its view of that one (recorder)
     uint32_t count;   // host references
     struct trace_tensor *tensor; // STORED: holds a reference
     tj_ref root;   // memory this value aliases: a LEAF or a computed value; itself when it owns its content
     tj_ref latest; // of a root: the value with its current content (UPDATE), itself when never written
+};
+#define TJ_LOOPS 8    // loops open inside each other at most
+struct tj_open_loop { // between trace_repeat and trace_repeat_end
+    struct tj_loc loc;
+    tj_ref mark;  // nodes before it; its REPEAT_INs follow
+    tj_ref times; // SCALAR
+    uint32_t n;   // carried values
+    uint32_t nscopes;
 };
 struct tj_run {
     struct trace_region *region; // outermost
@@ -96,6 +105,9 @@ struct tj_run {
     uint64_t failures;        // tj_failures when it began: later ones are the run's own
     struct tj_loc begin;
     uint64_t begin_ns;
+    struct tj_open_loop loops[TJ_LOOPS]; // open loops, outermost first (trace/repeat.c)
+    uint32_t nloops;
+    bool loose; // holds a loop outside regions
     struct tj_scope *scopes;
     uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)
     struct tj_run *next;         // free list of the region
@@ -146,6 +158,8 @@ trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tenso
 void tj_run_reset(struct tj_run *run);
 void tj_run_drop(struct tj_run *run);
 void tj_run_free(struct tj_run *run);
+// The same for several results at once; out: NULL on failure.
+tj_status tj_eager_end_all(struct tj_run *run, const tj_ref *results, size_t n, trace_tensor **out);
 // In trace/break.c. Before the host replaces the content of t in place while a run is open: when recorded ops that have
 // not run yet read or write its memory, runs them (a graph break of kind "write"). TRACE_OK: t may be written now.
 tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc);

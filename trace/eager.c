@@ -125,8 +125,47 @@ trace_tensor *tj_eager_end(struct tj_run *run, trace_tensor *result, trace_tenso
     return out;
 }
 
+tj_status tj_eager_end_all(struct tj_run *run, const tj_ref *results, size_t n, trace_tensor **out) {
+    struct tj_box *b = tj_box_of(run);
+    struct tj_site site = {.loc = b->run.begin, .kind = "end", .first = true};
+    tj_status st = TRACE_OK;
+    bool ok = tj_grow((void **)&b->outs, &b->capouts, (uint32_t)n, sizeof *b->outs) &&
+              (!b->outer || tj_grow((void **)&tj_box_of(b->outer)->pool, &tj_box_of(b->outer)->cappool,
+                                    tj_box_of(b->outer)->npool + (uint32_t)n, sizeof *b->pool));
+    if (!ok)
+        st = tj_fail(TRACE_ERR_MEMORY, "out of memory");
+    else if (run->compile_only)
+        st = refuse_placeholder(b);
+    if (!st) {
+        memcpy(b->outs, results, n * sizeof *results);
+        tj_fpenv env;
+        tj_fpenv_enter(&env);
+        st = tj_break_finish(b, (uint32_t)n, 0, &site, true, out);
+        tj_fpenv_leave(&env);
+    }
+    if (st) {
+        for (size_t i = 0; i < n; i++)
+            out[i] = NULL;
+        (void)fail(b);
+        return st;
+    }
+    TJ_BUMP(&b->count, eager_ops, 1);
+    for (size_t i = 0; i < n; i++) {
+        if (b->outer)
+            (void)tj_pool_add(b->outer, out[i]); // there is room
+        out[i]->loc = run->begin;
+    }
+    close_run(b);
+    return TRACE_OK;
+}
+
 void tj_eager_forget(struct tj_run *run, struct trace_tensor *t) {
     struct tj_box *b = tj_box_of(run);
+    if (run->loose) { // a loop: the scope is around it
+        if (!b->outer)
+            return;
+        b = tj_box_of(b->outer);
+    }
     for (uint32_t i = b->npool; i-- > 0;) {
         if (b->pool[i] != t)
             continue;

@@ -521,6 +521,18 @@ static const char *pool(const struct again *a, const struct tj_node *node, size_
     return NULL;
 }
 
+// What a loop carries has one shape.
+static const char *loop(const struct again *a, const struct tj_node *node, size_t rank, int64_t *to) {
+    const tj_ref *in = tj_node_in(a->t, node);
+    int64_t slot = node->op == TJ_OP_REPEAT_IN ? 0 : 1 + ((const struct tj_attr_dim *)tj_node_attr(a->t, node))->dim;
+    struct side x = side(a, in[slot]);
+    memcpy(to, x.now, rank * sizeof *to);
+    if (node->op == TJ_OP_REPEAT_IN)
+        return NULL;
+    struct side next = side(a, in[slot + (node->nin - 1) / 2]);
+    return tj_same(next.now, x.now, rank * sizeof *to) ? NULL : "a carried value would change its shape";
+}
+
 // ---- the walk ------------------------------------------------------------------------------------------------------
 
 static bool guess(struct again *a, tj_ref i, uint32_t n, uint32_t *pick) {
@@ -574,6 +586,7 @@ static const char *infer(struct again *a, tj_ref i) {
         case TJ_VIEW: why = view(a, node, o.rank, to); break;
         case TJ_MOVE: why = move(a, node, to); break;
         case TJ_CONTRACT: why = contract(a, node, o.rank, to); break;
+        case TJ_LOOP: why = loop(a, node, o.rank, to); break;
         default: why = pool(a, node, o.rank, to); break;
         }
     }

@@ -48,7 +48,9 @@ static size_t attr_words(enum tj_op op) {
     case TJ_OP_LAYER_NORM:
     case TJ_OP_RMS_NORM:
     case TJ_OP_FLIP:
-    case TJ_OP_LINEAR: return 1;
+    case TJ_OP_LINEAR:
+    case TJ_OP_REPEAT_IN:
+    case TJ_OP_REPEAT_OUT: return 1;
     case TJ_OP_SUM:
     case TJ_OP_MEAN:
     case TJ_OP_VAR:
@@ -234,6 +236,11 @@ static bool shapes_ok(const struct check *c, const struct side *o, const struct 
             return bad(c, "inner or outer extents do not fit");
         }
         return true;
+    case TJ_LOOP:
+        if (op == TJ_OP_REPEAT_IN) {
+            return (equal_dims(o, &in[0]) && o->n->dtype == in[0].n->dtype) || bad(c, "not what is carried");
+        }
+        return (nin % 2 && is_scalar(&in[0])) || bad(c, "no number of turns");
     default: return true;
     }
 }

@@ -6,6 +6,7 @@
 #include "interp.h"
 #include "../lib/threads.h"
 #include "context.h"
+#include "repeat.h"
 
 enum { OWN_UNUSED, OWN_LEAF, OWN_OUT, OWN_SCALAR, OWN_SLOT };
 // A stretch of memory that values lie in. The first nnodes belong to the nodes of equal number.
@@ -28,8 +29,10 @@ struct save {
     uint32_t at, node;
     struct tj_ival old, kept;
 };
+struct loop;
 struct plan {
     struct tj_interp it;
+    struct loop *loops; // that it runs
     struct owner *owners;
     uint32_t nowners;
     struct slot *slots;
@@ -43,6 +46,24 @@ struct plan {
     size_t scratch;
 };
 
+// A loop: a plan of its body over tensors of its own. Carried values lie in `in`; a turn's results are copied there.
+struct loop {
+    struct loop *next;
+    tj_ref first; // its first REPEAT_IN
+    struct tj_body *body;
+    struct plan sub;
+    struct trace_tensor *tensors; // one a leaf of the body, then one a result of a turn
+    struct tj_storage *storages;
+    struct tj_leaf *leaves;
+    struct trace_tensor **outs;
+    struct tj_run_args args;
+    unsigned char **in; // one a slot
+    size_t *bytes;
+    unsigned char *mem;
+    size_t mem_bytes;
+    bool planned, ran;
+};
+
 static tj_status no_memory(void) { return tj_fail(TRACE_ERR_MEMORY, "interpreter: out of memory"); }
 
 static const struct tj_node *node_of(const struct plan *p, tj_ref n) { return &p->it.t->nodes[n]; }
@@ -53,7 +74,54 @@ static bool is_view(const struct plan *p, tj_ref n) { return tj_ops[node_of(p, n
 // The view that an UPDATE writes through is only geometry: no value of it is needed.
 static uint32_t value_operands(const struct tj_node *n) { return n->op == TJ_OP_UPDATE ? 2 : n->nin; }
 
-static void mark_needed(struct plan *p) {
+static void use(struct plan *p, tj_ref o, uint32_t at) {
+    struct tj_ival *v = &p->it.vals[o];
+    v->needed = true;
+    if (v->last < at) {
+        v->last = at; // users come in descending order: the first one seen is the last use
+    }
+}
+
+static struct loop *loop_of(const struct plan *p, tj_ref out) {
+    struct loop *l = p->loops;
+    while (l && l->first != tj_loop_ins(p->it.t, node_of(p, out))[0]) {
+        l = l->next;
+    }
+    return l;
+}
+
+// A loop uses what it begins with and what its body takes from outside; the body's nodes are its own.
+static tj_status need_loop(struct plan *p, tj_ref out) {
+    struct loop *l = loop_of(p, out);
+    if (l) {
+        return TRACE_OK; // by a later result
+    }
+    l = tj_calloc(1, sizeof *l);
+    if (!l) {
+        return no_memory();
+    }
+    l->next = p->loops;
+    p->loops = l;
+    l->first = tj_loop_ins(p->it.t, node_of(p, out))[0];
+    tj_status st = tj_body_take(p->it.seg, out, &l->body);
+    if (st != TRACE_OK) {
+        return st;
+    }
+    for (uint32_t i = 0; p->it.origin && i < l->body->trace.nnodes; i++) {
+        l->body->origin[i] = p->it.origin[l->body->origin[i]];
+    }
+    for (uint32_t i = 0; i < l->body->n; i++) {
+        use(p, l->body->init[i], out);
+    }
+    for (uint32_t i = 0; i < l->body->trace.nleaves; i++) {
+        if (l->body->leaves[i].kind != TJ_BODY_CARRIED) {
+            use(p, l->body->leaves[i].node, out);
+        }
+    }
+    return TRACE_OK;
+}
+
+static tj_status mark_needed(struct plan *p) {
     const struct tj_trace *t = p->it.t;
     struct tj_ival *v = p->it.vals;
     for (uint32_t i = 0; i < p->it.seg->nouts; i++) {
@@ -67,15 +135,19 @@ static void mark_needed(struct plan *p) {
         if (!v[n].needed) {
             continue;
         }
+        if (t->nodes[n].op == TJ_OP_REPEAT_OUT) {
+            tj_status st = need_loop(p, n);
+            if (st != TRACE_OK) {
+                return st;
+            }
+            continue;
+        }
         const tj_ref *in = tj_node_in(t, &t->nodes[n]);
         for (uint32_t k = 0; k < value_operands(&t->nodes[n]); k++) {
-            struct tj_ival *o = &v[in[k]];
-            o->needed = true;
-            if (o->last < n) {
-                o->last = n; // users come in descending order: the first one seen is the last use
-            }
+            use(p, in[k], n);
         }
     }
+    return TRACE_OK;
 }
 
 // ---- owners and slots ----------------------------------------------------------------------------------------------
@@ -296,8 +368,83 @@ static tj_status plan_leaf(struct plan *p, tj_ref n) {
     return TRACE_OK;
 }
 
+static tj_status plan_all(struct plan *p);
+
+static size_t rounded(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
+
+// A tensor over memory that is known later.
+static void shadow(struct loop *l, uint32_t i, const struct tj_trace *t, const struct tj_node *n) {
+    struct trace_tensor *x = &l->tensors[i];
+    x->dtype = n->dtype;
+    x->rank = (uint8_t)tj_shape_rank(t, n->shape);
+    memcpy(x->dims, tj_shape_dims(t, n->shape), x->rank * sizeof *x->dims);
+    (void)tj_numel(x->dims, x->rank, &x->numel);
+    tj_contiguous_strides(x->dims, x->rank, x->strides);
+    x->st = &l->storages[i];
+    x->st->data = (unsigned char *)x;
+    x->internal = true;
+}
+
+static tj_status plan_loop(struct plan *p, struct loop *l) {
+    const struct tj_body *b = l->body;
+    uint32_t nl = b->trace.nleaves, n = b->n;
+    l->tensors = tj_calloc(nl + n, sizeof *l->tensors);
+    l->storages = tj_calloc(nl + n, sizeof *l->storages);
+    l->leaves = tj_calloc(nl + 1, sizeof *l->leaves);
+    l->outs = tj_calloc(n, sizeof(struct trace_tensor *));
+    l->in = tj_calloc(n, sizeof(unsigned char *));
+    l->bytes = tj_calloc(n, sizeof *l->bytes);
+    if (!l->tensors || !l->storages || !l->leaves || !l->outs || !l->in || !l->bytes) {
+        return no_memory();
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (!node_bytes(p, b->init[i], &l->bytes[i]) || l->bytes[i] > (SIZE_MAX / 4 - l->mem_bytes) / 2) {
+            return tj_fail(TRACE_ERR_SHAPE, "repeat: size overflows");
+        }
+        l->mem_bytes += 2 * rounded(l->bytes[i] ? l->bytes[i] : 1);
+    }
+    l->mem = tj_buffer_alloc(p->it.args->ctx, l->mem_bytes);
+    if (!l->mem) {
+        return TRACE_ERR_MEMORY;
+    }
+    unsigned char *at = l->mem;
+    for (uint32_t i = 0; i < n; i++) {
+        l->in[i] = at;
+        at += rounded(l->bytes[i] ? l->bytes[i] : 1);
+        shadow(l, nl + i, p->it.t, node_of(p, b->init[i]));
+        l->storages[nl + i].data = at;
+        at += rounded(l->bytes[i] ? l->bytes[i] : 1);
+        l->outs[i] = &l->tensors[nl + i];
+    }
+    for (uint32_t i = 0; i < nl; i++) {
+        const struct tj_body_leaf *f = &b->leaves[i];
+        l->leaves[i].tensor = &l->tensors[i];
+        if (f->kind == TJ_BODY_LEAF) {
+            l->leaves[i].tensor = p->it.args->leaves[f->index].tensor;
+        } else if (f->kind == TJ_BODY_CARRIED) {
+            shadow(l, i, p->it.t, node_of(p, b->init[f->index]));
+            l->storages[i].data = l->in[f->index];
+        } else {
+            shadow(l, i, p->it.t, node_of(p, f->index));
+            memcpy(l->tensors[i].strides, p->it.vals[f->index].strides, sizeof l->tensors[i].strides);
+        }
+    }
+    l->args = *p->it.args;
+    l->args.trace = &b->trace;
+    l->args.leaves = l->leaves;
+    l->args.outs = l->outs;
+    l->sub.it = (struct tj_interp){.seg = &b->seg, .t = &b->trace, .args = &l->args, .origin = b->origin};
+    l->planned = true;
+    return plan_all(&l->sub);
+}
+
 static tj_status plan_node(struct plan *p, tj_ref n) {
     const struct tj_node *d = node_of(p, n);
+    if (d->op == TJ_OP_REPEAT_OUT) {
+        struct loop *l = loop_of(p, n);
+        tj_status st = l->planned ? TRACE_OK : plan_loop(p, l);
+        return st != TRACE_OK ? st : own_fresh(p, n);
+    }
     struct tj_ival *v = &p->it.vals[n];
     if (d->op == TJ_OP_LEAF) {
         return plan_leaf(p, n);
@@ -506,10 +653,61 @@ static bool runs(const struct plan *p, tj_ref n) {
     return !is_view(p, n) || p->it.vals[n].owner == n;
 }
 
+static tj_status execute(struct plan *p);
+
+static tj_status run_loop(struct plan *p, struct loop *l) {
+    const struct tj_body *b = l->body;
+    for (uint32_t i = 0; i < b->n; i++) {
+        struct tj_iview from = tj_iview_of(&p->it, b->init[i]), to = from;
+        int64_t st[TJ_MAX_RANK];
+        tj_contiguous_strides(to.dims, to.rank, st);
+        for (size_t d = 0; d < to.rank; d++) {
+            to.st[d] = st[d] * (int64_t)tj_elem_bytes(to.dtype);
+        }
+        to.p = l->in[i];
+        tj_icopy(&to, &from);
+    }
+    for (uint32_t n = 0; n < b->trace.nnodes; n++) {
+        const struct tj_node *d = &b->trace.nodes[n];
+        const struct tj_body_leaf *f = d->op == TJ_OP_LEAF ? &b->leaves[b->trace.attrs[d->attr]] : NULL;
+        if (f && f->kind != TJ_BODY_CARRIED) {
+            l->sub.owners[n].mem = p->it.vals[f->node].p;
+        }
+    }
+    tj_status st = TRACE_OK;
+    int64_t turns = p->it.args->params[b->times].v.i;
+    for (int64_t t = 0; t < turns && st == TRACE_OK; t++) {
+        st = execute(&l->sub);
+        for (uint32_t i = 0; i < b->n && st == TRACE_OK; i++) {
+            memcpy(l->in[i], l->outs[i]->st->data, l->bytes[i]);
+        }
+    }
+    l->ran = true;
+    return st;
+}
+
+// A result of a loop, which runs for the first of them.
+static tj_status run_result(struct plan *p, tj_ref n) {
+    struct loop *l = loop_of(p, n);
+    tj_status st = l->ran ? TRACE_OK : run_loop(p, l);
+    if (st == TRACE_OK) {
+        struct tj_iview to = tj_iview_of(&p->it, n), from = to; // both contiguous
+        from.p = l->in[((const struct tj_attr_dim *)tj_node_attr(p->it.t, node_of(p, n)))->dim];
+        tj_icopy(&to, &from);
+    }
+    return st;
+}
+
 static tj_status execute(struct plan *p) {
     struct tj_interp *it = &p->it;
     uint32_t nnodes = it->t->nnodes, save = 0;
     uint64_t ops = 0, moved = 0;
+    for (struct loop *l = p->loops; l; l = l->next) {
+        l->ran = false;
+    }
+    for (uint32_t i = p->nsaves; i-- > 0;) { // of an earlier turn
+        it->vals[p->saves[i].node] = p->saves[i].old;
+    }
     for (uint32_t n = 0; n < nnodes; n++) {
         if (it->vals[n].needed) {
             place(p, &it->vals[n]);
@@ -529,6 +727,13 @@ static tj_status execute(struct plan *p) {
         }
         if (it->args->cancel && atomic_load_explicit(it->args->cancel, memory_order_relaxed)) {
             return tj_fail(TRACE_ERR_SHUTDOWN, "the run was cancelled");
+        }
+        if (node_of(p, n)->op == TJ_OP_REPEAT_OUT) {
+            tj_status st = run_result(p, n);
+            if (st != TRACE_OK) {
+                return st;
+            }
+            continue;
         }
         run_node(p, n);
         ops++;
@@ -605,9 +810,12 @@ static tj_status plan_all(struct plan *p) {
         p->it.vals[n].owner = n;
         p->it.vals[n].next = TJ_NIL;
     }
-    mark_needed(p);
+    tj_status st = mark_needed(p);
+    if (st != TRACE_OK) {
+        return st;
+    }
     for (uint32_t n = 0; n < nnodes; n++) {
-        tj_status st = p->it.vals[n].needed ? plan_node(p, n) : TRACE_OK;
+        st = p->it.vals[n].needed ? plan_node(p, n) : TRACE_OK;
         if (st != TRACE_OK) {
             return st;
         }
@@ -620,6 +828,38 @@ static tj_status plan_all(struct plan *p) {
     return allocate(p);
 }
 
+static void plan_free(struct plan *p) {
+    trace_context *ctx = p->it.args->ctx;
+    for (struct loop *l = p->loops, *next; l; l = next) {
+        next = l->next;
+        if (l->planned) {
+            plan_free(&l->sub);
+        }
+        if (l->mem) {
+            tj_buffer_free(ctx, l->mem, l->mem_bytes);
+        }
+        tj_body_free(l->body);
+        tj_free(l->tensors);
+        tj_free(l->storages);
+        tj_free(l->leaves);
+        tj_free((void *)l->outs);
+        tj_free((void *)l->in);
+        tj_free(l->bytes);
+        tj_free(l);
+    }
+    for (uint32_t i = 0; i < p->nslots; i++) {
+        if (p->slots[i].mem) {
+            tj_buffer_free(ctx, p->slots[i].mem, p->slots[i].bytes ? p->slots[i].bytes : 1);
+        }
+    }
+    if (p->it.scratch) {
+        tj_buffer_free(ctx, p->it.scratch, p->scratch);
+    }
+    if (p->tables) {
+        tj_buffer_free(ctx, p->tables, p->table_bytes);
+    }
+}
+
 tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *args) {
     struct plan p = {.it = {.seg = seg, .t = seg->trace, .args = args}};
     tj_status st = plan_all(&p);
@@ -629,16 +869,6 @@ tj_status tj_interp_run(const struct tj_segment *seg, const struct tj_run_args *
         st = execute(&p);
         tj_fpenv_leave(&env);
     }
-    for (uint32_t i = 0; i < p.nslots; i++) {
-        if (p.slots[i].mem) {
-            tj_buffer_free(args->ctx, p.slots[i].mem, p.slots[i].bytes ? p.slots[i].bytes : 1);
-        }
-    }
-    if (p.it.scratch) {
-        tj_buffer_free(args->ctx, p.it.scratch, p.scratch);
-    }
-    if (p.tables) {
-        tj_buffer_free(args->ctx, p.tables, p.table_bytes);
-    }
+    plan_free(&p);
     return st;
 }

@@ -19,6 +19,7 @@ struct tj_interp {
     const struct tj_segment *seg;
     const struct tj_trace *t;
     const struct tj_run_args *args;
+    const tj_ref *origin;   // body of a loop: its nodes -> those of the segment that runs; else NULL
     struct tj_ival *vals;   // one a node
     unsigned char *scratch; // largest need of any op
 };

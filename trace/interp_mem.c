@@ -258,7 +258,7 @@ void tj_idata_error(const struct tj_interp *it, tj_ref node, int kind, int64_t i
     if (!e || !atomic_compare_exchange_strong(&e->set, &none, 1u)) {
         return;
     }
-    e->node = node;
+    e->node = it->origin ? it->origin[node] : node;
     e->kind = kind;
     e->index = index;
     e->extent = extent;

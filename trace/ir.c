@@ -12,6 +12,7 @@
 #define MOVE TJ_MOVE
 #define CONTRACT TJ_CONTRACT
 #define POOL TJ_POOL
+#define LOOP TJ_LOOP
 #define EXACT TJ_EXACT
 #define REDUCTION TJ_REDUCTION
 #define CONTRACTION TJ_CONTRACTION
@@ -34,6 +35,7 @@ const struct tj_op_info tj_ops[TJ_OP_COUNT] = {
 #undef MOVE
 #undef CONTRACT
 #undef POOL
+#undef LOOP
 #undef EXACT
 #undef REDUCTION
 #undef CONTRACTION

@@ -17,7 +17,7 @@ enum tj_op {
 #undef TJ_OP
     TJ_OP_COUNT
 };
-enum tj_op_class { TJ_SOURCE, TJ_POINTWISE, TJ_REDUCE, TJ_ROW, TJ_VIEW, TJ_MOVE, TJ_CONTRACT, TJ_POOL };
+enum tj_op_class { TJ_SOURCE, TJ_POINTWISE, TJ_REDUCE, TJ_ROW, TJ_VIEW, TJ_MOVE, TJ_CONTRACT, TJ_POOL, TJ_LOOP };
 enum tj_numeric { TJ_EXACT, TJ_REDUCTION, TJ_CONTRACTION };
 enum tj_dtype_rule { TJ_RULE_SAME, TJ_RULE_FLOAT, TJ_RULE_BOOL, TJ_RULE_OWN };
 enum { TJ_FLAG_0 = 0, TJ_FLAG_C = 1, TJ_FLAG_N = 2 };
@@ -52,7 +52,7 @@ struct tj_attr_reduce {
 }; // REDUCE: bit d of mask = dim d is reduced
 struct tj_attr_dim {
     int64_t dim;
-}; // SOFTMAX, LOG_SOFTMAX, CAT, GATHER, INDEX_SELECT, INDEX_COPY
+}; // SOFTMAX, LOG_SOFTMAX, CAT, GATHER, INDEX_SELECT, INDEX_COPY; slot of REPEAT_IN, REPEAT_OUT
 struct tj_attr_norm {
     int64_t ndim;
 }; // LAYER_NORM, RMS_NORM: normalised trailing dims

@@ -344,6 +344,13 @@ tj_ref tj_rec_cast(struct tj_rec *q, tj_ref n, tj_dtype d) {
 static tj_ref dead(struct tj_run *run, tj_ref n, const char *op, struct tj_loc loc) {
     if (n != TJ_NIL && n < run->trace.nnodes) {
         const struct tj_loc *l = &run->trace.locs[n];
+        if (run->values[n].looped) {
+            tj_op_fail(TRACE_ERR_DEAD, op, loc,
+                       "the value of %s (%s:%d) changes with the turns of a loop that is over; carry it: put it into "
+                       "trace_repeat's array",
+                       tj_ops[run->trace.nodes[n].op].name, l->file ? l->file : "?", (int)l->line);
+            return TJ_NIL;
+        }
         tj_op_fail(TRACE_ERR_DEAD, op, loc, "the value of %s (%s:%d) was %s; retain it before, or record it again",
                    tj_ops[run->trace.nodes[n].op].name, l->file ? l->file : "?", (int)l->line,
                    run->values[n].state == TJ_V_DEAD ? "dropped with a failed inner region" : "released");

@@ -1,5 +1,6 @@
 // trace/record_mem.c: leaves, views and writes: which memory a value lies in, and what its content is now.
 #include "record.h"
+#include "repeat.h"
 
 #include "../lib/hash.h"
 
@@ -542,6 +543,9 @@ bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v) {
         return false;
     }
     tj_ref root = tj_value_root(run, target);
+    if (TJ_UNLIKELY(run->nloops) && !tj_repeat_writable(run, root, q->op, q->loc)) {
+        return false;
+    }
     if (run->trace.nodes[root].op == TJ_OP_LEAF) {
         if (!claim(q, root)) {
             return false;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "profile.h"
+#include "repeat.h"
 #include "timeline.h"
 #include "warmup.h"
 
@@ -345,6 +346,7 @@ static bool push_scope(struct tj_box *b, struct trace_region *r, struct tj_loc l
                                                     .mark = run->trace.nnodes,
                                                     .ndeferred = b->ndeferred,
                                                     .npool = b->npool,
+                                                    .nloops = run->nloops,
                                                     .flushes = b->flushes};
     return true;
 }
@@ -455,7 +457,8 @@ static void reset_box(struct tj_box *b) {
     run->written = run->broke = run->eager = run->compile_only = false;
     run->fresh_from = 0;
     run->failures = tj_failures();
-    run->nscopes = 0;
+    run->nscopes = run->nloops = 0;
+    run->loose = false;
     b->segment = b->flushes = b->declared = 0;
     b->ran = 0;
     b->rolled = b->scope_failed = b->missed = false;
@@ -650,6 +653,7 @@ static void roll_back(struct tj_box *b, const struct tj_scope *sc) {
         tj_run_rollback(run, sc->mark);
         b->rolled = true;
     }
+    tj_repeat_drop(run, sc->nloops);
     drop_deferred(b, sc->ndeferred);
     drop_pool(b, sc->npool);
 }
@@ -687,6 +691,7 @@ static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struc
         clear_outs(out, n);
         return st;
     }
+    tj_repeat_check(run, sc->nloops, "trace_end", loc);
     for (size_t i = 0; i < n && !run->failed; i++) {
         if (!out[i] || out[i] == TRACE_NONE)
             (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_end", loc, "output %zu of region '%s' is %s", i, r->name,
@@ -773,6 +778,10 @@ void trace_abandon(trace_region *r) {
             run = tj_eager_abandon(run);
         tj_current = run;
     }
+    if (r && run && run->loose) { // a loop outside regions goes with the eager scope around it
+        tj_repeat_abandon();
+        run = tj_current;
+    }
     if (!r || !run)
         return;
     uint32_t at = run->nscopes;
@@ -825,6 +834,10 @@ static void count_run(struct tj_box *b, bool replay, uint64_t recorded) {
 tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char *file, int line) {
     struct tj_loc loc = {file, line};
     struct tj_run *run = tj_current;
+    if (TJ_UNLIKELY(run && run->loose && run->nscopes == 1)) {
+        tj_repeat_abandon();
+        run = tj_current;
+    }
     if (TJ_UNLIKELY(!r || !run || !run->nscopes || run->scopes[run->nscopes - 1].region != r || (n && !out))) {
         tj_status st;
         if (!r)
@@ -845,6 +858,8 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
     struct tj_box *b = tj_box_of(run);
     if (run->nscopes > 1)
         return end_inner(b, out, n, loc);
+    if (TJ_UNLIKELY(run->nloops))
+        tj_repeat_check(run, 0, "trace_end", loc);
     uint64_t begin = run->begin_ns, before = b->ran, now = tj_ticks();
     uint64_t ended = TJ_UNLIKELY(b->begun_ns) ? tj_now_ns() : 0;
     bool replay = b->replay != NULL;
@@ -892,6 +907,7 @@ tj_status trace_end_bind_at(trace_region *r, const trace_bind_options *o, trace_
     }
     if (run->nscopes > 1)
         return end_inner(b, NULL, 0, loc);
+    tj_repeat_check(run, 0, "trace_end_bind", loc);
     uint64_t begin = run->begin_ns, now = tj_ticks();
     tj_status st = run->failed;
     tj_fpenv env;

@@ -115,6 +115,7 @@ struct tj_scope {
     uint32_t ndeferred; // deferred forms when it began
     uint32_t npool;     // autoreleased handles when it began
     uint32_t flushes;   // segments run when it began
+    uint32_t nloops;    // loops open when it began
 };
 // A value that is read when the run ends, without a break.
 struct tj_deferred {

@@ -750,7 +750,7 @@ void trace_release(trace_tensor *t) {
     }
     struct tj_run *run = tj_current;
     if (!tj_is_value(t)) {
-        if (run && run->eager) {
+        if (run && (run->eager || run->loose)) {
             tj_eager_forget(run, t);
         }
         tj_tensor_drop(t);
