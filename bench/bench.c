@@ -6,39 +6,13 @@
  * race.py bench --first ROW  seconds of the first call in this process, compile included, after context and weights are
  * made
  *
- * record is the cost of recording an op; tiny_again and long_again (64 ops) are replays and bound runs on 8x8 tensors;
- * gru_256 is a GRU over 256 steps, written out and as a counted loop.
+ * record is the cost of recording an op; tiny_again and long_again (64 ops) are replays and bound runs on 8x8 tensors.
  * Fields: ms is the median of single calls with its quartiles p25_ms and p75_ms; wall_us the time of one call among
  * many back to back; first_call_s the median first call of three new processes. TRACEJIT_THREADS sets the threads as
  * for any program; BENCH_THREADS=N does so for this one. Rows named _1t use one thread.
  */
-#include "../include/tracejit.h"
+#include "rows.h"
 
-#include <errno.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-typedef trace_tensor T;
-enum { MAX_TENSORS = 16 };
-
-struct work {
-    trace_context *ctx;
-    trace_region *region;
-    T *t[MAX_TENSORS];        /* inputs first, then weights */
-    float *data[MAX_TENSORS]; /* what they hold; NULL for the mask */
-    size_t count[MAX_TENSORS];
-    size_t n, ninputs;
-};
 struct row {
     const char *name;
     int threads; /* 0: the context's */
@@ -48,51 +22,6 @@ struct row {
     int64_t outputs;                                 /* elements of the result */
     double flop, bytes;                              /* of one call; 0: not told */
 };
-
-static void die(const char *what, const char *why) {
-    fprintf(stderr, "bench: %s: %s\n", what, why);
-    exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* ---- data ----------------------------------------------------------------------------------------------------- */
-
-/* Normal values, the same in every process: splitmix64 and Box-Muller. */
-static double uniform(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return ((double)((z ^ z >> 31) >> 11) + 0.5) * 0x1p-53;
-}
-
-static void add_tensor(struct work *w, bool input, double scale, const int64_t *dims, size_t rank) {
-    uint64_t seed = 1000 + w->n;
-    size_t count = 1;
-    for (size_t i = 0; i < rank; i++)
-        count *= (size_t)dims[i];
-    float *v = malloc(count * sizeof *v);
-    if (!v)
-        die("memory", strerror(errno));
-    for (size_t i = 0; i < count; i += 2) {
-        double r = sqrt(-2 * log(uniform(&seed))) * scale, a = 6.283185307179586 * uniform(&seed);
-        v[i] = (float)(r * cos(a));
-        if (i + 1 < count)
-            v[i + 1] = (float)(r * sin(a));
-    }
-    w->data[w->n] = v;
-    w->count[w->n] = count;
-    if (!(w->t[w->n++] = trace_from(w->ctx, TRACE_F32, v, dims, rank)))
-        die("tensor", trace_last_error(w->ctx));
-    if (input)
-        w->ninputs = w->n;
-}
-#define INPUT(w, ...) add_tensor(w, true, 1, TRACE_DIMS(__VA_ARGS__))
-#define WEIGHT(w, scale, ...) add_tensor(w, false, scale, TRACE_DIMS(__VA_ARGS__))
 
 static double gelu_tanh(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 
@@ -104,12 +33,6 @@ static double off(double got, double want, double rel, double abs) {
 
 /* ---- the rows ------------------------------------------------------------------------------------------------- */
 
-static void tiny_setup(struct work *w) {
-    INPUT(w, 8, 8);
-    WEIGHT(w, 1, 8, 8);
-    WEIGHT(w, 1, 8);
-}
-static T *tiny_body(struct work *w) { return trace_relu(trace_add(trace_mul(w->t[0], w->t[1]), w->t[2])); }
 static double tiny_error(struct work *w, const float *y) {
     double worst = 0;
     for (int i = 0; i < 64; i++) {
@@ -119,13 +42,6 @@ static double tiny_error(struct work *w, const float *y) {
     return worst;
 }
 
-static void pointwise_setup(struct work *w) { INPUT(w, 1 << 20); }
-static void pointwise_24_setup(struct work *w) { INPUT(w, 1 << 24); }
-static T *pointwise_body(struct work *w) {
-    T *x = w->t[0];
-    T *g = trace_gelu(trace_add_f(trace_mul_f(x, 1.5), 0.5), TRACE_GELU_TANH);
-    return trace_add(trace_mul(g, trace_sigmoid(x)), trace_clamp_f(x, -1, 1));
-}
 static double pointwise_error(struct work *w, const float *y) {
     double worst = 0;
     for (size_t i = 0; i < w->count[0]; i++) {
@@ -146,18 +62,6 @@ static double axpb_error(struct work *w, const float *y) {
     return worst;
 }
 
-enum { LN_ROWS = 512, LN_COLS = 1024 };
-static void ln_setup(struct work *w) {
-    INPUT(w, LN_ROWS, LN_COLS);
-    INPUT(w, LN_ROWS, LN_COLS);
-    WEIGHT(w, 1, LN_COLS);
-    WEIGHT(w, 1, LN_COLS);
-    WEIGHT(w, 1, LN_COLS);
-}
-static T *ln_body(struct work *w) {
-    T *x = trace_add(trace_gelu(trace_add(w->t[0], w->t[2]), TRACE_GELU_TANH), w->t[1]);
-    return trace_layer_norm(x, TRACE_DIMS(LN_COLS), w->t[3], w->t[4], 1e-5);
-}
 static double ln_error(struct work *w, const float *y) {
     double worst = 0, row[LN_COLS];
     for (int r = 0; r < LN_ROWS; r++) {
@@ -177,19 +81,6 @@ static double ln_error(struct work *w, const float *y) {
     return worst;
 }
 
-enum { SM_HEADS = 12, SM = 256 };
-static void softmax_setup(struct work *w) {
-    static uint8_t keep[SM * SM];
-    INPUT(w, 1, SM_HEADS, SM, SM);
-    for (int i = 0; i < SM * SM; i++)
-        keep[i] = i % SM <= i / SM;
-    if (!(w->t[w->n++] = trace_from(w->ctx, TRACE_BOOL, keep, TRACE_DIMS(SM, SM))))
-        die("tensor", trace_last_error(w->ctx));
-    w->ninputs = w->n;
-}
-static T *softmax_body(struct work *w) {
-    return trace_softmax(trace_where_f(w->t[1], trace_mul_f(w->t[0], 0.125), -INFINITY), -1);
-}
 static double softmax_error(struct work *w, const float *y) {
     double worst = 0;
     for (int r = 0; r < SM_HEADS * SM; r++) {
@@ -218,24 +109,6 @@ static void linear64(const double *x, const float *wt, const float *b, double *y
         }
 }
 
-enum { MLP_B = 8, MLP_D = 512, MLP_H = 2048, MLP_DEPTH = 3 };
-static void mlp_setup(struct work *w) {
-    INPUT(w, MLP_B, MLP_D);
-    for (int i = 0; i < MLP_DEPTH; i++) {
-        WEIGHT(w, 0.03, MLP_H, MLP_D);
-        WEIGHT(w, 0.03, MLP_H);
-        WEIGHT(w, 0.015, MLP_D, MLP_H);
-        WEIGHT(w, 0.015, MLP_D);
-    }
-}
-static T *mlp_body(struct work *w) {
-    T *x = w->t[0];
-    for (int i = 0; i < MLP_DEPTH; i++) {
-        T **p = &w->t[1 + 4 * i];
-        x = trace_linear(trace_gelu(trace_linear(x, p[0], p[1]), TRACE_GELU_TANH), p[2], p[3]);
-    }
-    return x;
-}
 static double mlp_error(struct work *w, const float *y) {
     static double x[MLP_B * MLP_D], h[MLP_B * MLP_H];
     double worst = 0;
@@ -253,11 +126,6 @@ static double mlp_error(struct work *w, const float *y) {
     return worst;
 }
 
-static void matmul_512_setup(struct work *w) {
-    INPUT(w, 512, 512);
-    WEIGHT(w, 1, 512, 512);
-}
-static T *matmul_body(struct work *w) { return trace_matmul(w->t[0], w->t[1]); }
 static double matmul_512_error(struct work *w, const float *y) {
     double worst = 0;
     for (int i = 0; i < 512; i += 7)
@@ -288,24 +156,6 @@ static double linear_error(struct work *w, const float *y) {
     return worst;
 }
 
-/* The digits example's network with made-up weights, batch 64. */
-static void digits_setup(struct work *w) {
-    INPUT(w, 64, 1, 8, 8);
-    WEIGHT(w, 0.3, 16, 1, 3, 3);
-    WEIGHT(w, 0.1, 16);
-    WEIGHT(w, 0.08, 32, 16, 3, 3);
-    WEIGHT(w, 0.1, 32);
-    WEIGHT(w, 0.05, 64, 512);
-    WEIGHT(w, 0.1, 64);
-    WEIGHT(w, 0.1, 10, 64);
-    WEIGHT(w, 0.1, 10);
-}
-static T *digits_body(struct work *w) {
-    static const int64_t one[2] = {1, 1}, two[2] = {2, 2};
-    T **p = w->t, *x = trace_relu(trace_conv2d(p[0], p[1], p[2], NULL, one, NULL, 1));
-    x = trace_max_pool2d(trace_relu(trace_conv2d(x, p[3], p[4], NULL, one, NULL, 1)), two, NULL, NULL, NULL, false);
-    return trace_linear(trace_relu(trace_linear(trace_flatten(x, 1, -1), p[5], p[6])), p[7], p[8]);
-}
 /* 3x3 convolution with padding 1 of an 8x8 image, then relu. */
 static void conv64(const double *x, const float *wt, const float *b, double *y, int in, int out) {
     for (int o = 0; o < out; o++)
@@ -356,73 +206,6 @@ static const struct row rows[] = {
 };
 enum { NROWS = sizeof rows / sizeof rows[0] };
 
-/* ---- ceilings of this machine, measured in this run ----------------------------------------------------------- */
-
-/* 12 independent chains of multiply-adds; returns the multiply-adds done. chains is there so that nothing is dropped.
- */
-enum { CHAINS = 12 };
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) static double fma_512(long turns, float *sink) {
-    __m512 a[CHAINS], x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-3f);
-    for (int i = 0; i < CHAINS; i++)
-        a[i] = _mm512_set1_ps((float)i);
-    for (long t = 0; t < turns; t++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++)
-            a[i] = _mm512_fmadd_ps(a[i], x, y);
-    for (int i = 0; i < CHAINS; i++)
-        *sink += _mm512_reduce_add_ps(a[i]);
-    return 16.0 * CHAINS * (double)turns;
-}
-__attribute__((target("avx2,fma"))) static double fma_256(long turns, float *sink) {
-    __m256 a[CHAINS], x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f);
-    for (int i = 0; i < CHAINS; i++)
-        a[i] = _mm256_set1_ps((float)i);
-    for (long t = 0; t < turns; t++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++)
-            a[i] = _mm256_fmadd_ps(a[i], x, y);
-    for (int i = 0; i < CHAINS; i++)
-        *sink += _mm256_cvtss_f32(a[i]);
-    return 8.0 * CHAINS * (double)turns;
-}
-#elif defined(__aarch64__)
-static double fma_neon(long turns, float *sink) {
-    float32x4_t a[CHAINS], x = vdupq_n_f32(0.999f);
-    for (int i = 0; i < CHAINS; i++)
-        a[i] = vdupq_n_f32((float)i);
-    for (long t = 0; t < turns; t++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++)
-            a[i] = vfmaq_f32(x, a[i], x);
-    for (int i = 0; i < CHAINS; i++)
-        *sink += vaddvq_f32(a[i]);
-    return 4.0 * CHAINS * (double)turns;
-}
-#endif
-
-/* f32 GFLOP/s of one thread at best, or 0 when this file knows no way to tell. */
-static double peak_gflops(void) {
-    double (*f)(long, float *) = NULL;
-    double best = 0;
-    static volatile float keep;
-#if defined(__x86_64__)
-    f = __builtin_cpu_supports("avx512f")                                 ? fma_512
-        : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_256
-                                                                          : NULL;
-#elif defined(__aarch64__)
-    f = fma_neon;
-#endif
-    for (int i = 0; f && i < 10; i++) {
-        float sink = 0;
-        double start = now(), ops = f(2000000, &sink);
-        best = fmax(best, 2 * ops / (now() - start) * 1e-9);
-        keep = sink;
-    }
-    (void)keep;
-    return best;
-}
-
 struct copy_part {
     float *to;
     const float *from;
@@ -438,11 +221,6 @@ static void *copy_thread(void *arg) {
         pthread_barrier_wait(p->barrier);
     }
     return NULL;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static int bench_threads(void) {
@@ -711,75 +489,13 @@ static void again_cost(const char *name, T *(*body)(struct work *w)) {
     trace_region_release(plain);
     close_row(&a.w);
 }
-/* A GRU over 256 steps, the cell recorded 256 times or once in a counted loop: the first call (compile included), a
- * call, kernels compiled. */
-enum { GRU_STEPS = 256, GRU_IN = 64, GRU_HID = 128 };
-static T *gru_steps(struct work *w, int turns, int steps) {
-    T *h = w->t[1], *at = w->t[0];
-    if (turns && trace_repeat(turns, &h, 1) != TRACE_OK)
-        die("gru_256", trace_last_error(w->ctx));
-    for (int i = 0; i < steps; i++)
-        h = trace_gru_cell(at, h, w->t[2], w->t[3], w->t[4], w->t[5]);
-    if (turns && trace_repeat_end(&h, 1) != TRACE_OK)
-        die("gru_256", trace_last_error(w->ctx));
-    return h;
-}
-static void gru_256(void) {
-    enum { RUNS = 31 };
-    static const int64_t dims[6][2] = {{1, GRU_IN},      {1, GRU_HID},    {3 * GRU_HID, GRU_IN}, {3 * GRU_HID, GRU_HID},
-                                       {3 * GRU_HID, 0}, {3 * GRU_HID, 0}};
-    float *result[2];
-    for (int loop = 0; loop < 2; loop++) {
-        struct work w = {.n = 6};
-        double ms[RUNS], first = 0;
-        trace_stats s = {.size = sizeof s};
-        result[loop] = calloc(GRU_HID, sizeof(float));
-        if (!result[loop] || trace_context_create(NULL, &w.ctx) != TRACE_OK ||
-            trace_region_create(w.ctx, "gru", NULL, &w.region) != TRACE_OK)
-            die("gru_256", "no context");
-        for (int i = 0; i < 6; i++) {
-            size_t n = (size_t)(dims[i][0] * (dims[i][1] ? dims[i][1] : 1));
-            float *v = malloc(n * sizeof *v);
-            for (size_t k = 0; v && k < n; k++)
-                v[k] = (float)((k * 7919 + (size_t)i * 104729) % 2003) / 2003 * 0.2f - 0.1f;
-            w.t[i] = v ? trace_from(w.ctx, TRACE_F32, v, dims[i], dims[i][1] ? 2 : 1) : NULL;
-            free(v);
-        }
-        for (int i = -1; i < RUNS; i++) {
-            double start = now();
-            T *y = NULL;
-            if (trace_begin(w.region, w.t, 2))
-                y = loop ? gru_steps(&w, GRU_STEPS, 1) : gru_steps(&w, 0, GRU_STEPS);
-            if (trace_end(w.region, &y, 1) != TRACE_OK || trace_read(y, result[loop], GRU_HID * sizeof(float)))
-                die("gru_256", trace_last_error(w.ctx));
-            *(i < 0 ? &first : &ms[i]) = (now() - start) * 1e3;
-            trace_release(y);
-        }
-        qsort(ms, RUNS, sizeof ms[0], by_value);
-        trace_region_stats(w.region, &s);
-        printf("{\"workload\": \"gru_256%s\", \"first_call_ms\": %.4g, \"schedule_ms\": %.4g, \"codegen_ms\": %.4g, "
-               "\"ms\": %.4g, \"kernels\": %llu, \"launches\": %llu}\n",
-               loop ? "_repeat" : "_unrolled", first, (double)s.schedule_ns * 1e-6,
-               (double)(s.emit_ns + s.codegen_ns) * 1e-6, ms[RUNS / 2], (unsigned long long)s.kernels,
-               (unsigned long long)(s.launches / s.runs));
-        fflush(stdout);
-        for (int i = 0; i < 6; i++)
-            trace_release(w.t[i]);
-        trace_region_release(w.region);
-        trace_context_release(w.ctx);
-    }
-    if (memcmp(result[0], result[1], GRU_HID * sizeof(float)))
-        die("gru_256", "the loop and the ops written out differ");
-    free(result[0]);
-    free(result[1]);
-}
 static void tiny_again(void) { again_cost("tiny_again", tiny_body); }
 static void long_again(void) { again_cost("long_again", long_body); }
 
 static const struct {
     const char *name;
     void (*print)(void);
-} extras[] = {{"record", record_cost}, {"tiny_again", tiny_again}, {"long_again", long_again}, {"gru_256", gru_256}};
+} extras[] = {{"record", record_cost}, {"tiny_again", tiny_again}, {"long_again", long_again}};
 enum { NEXTRAS = sizeof extras / sizeof extras[0] };
 
 static bool is_extra(const char *name) {
