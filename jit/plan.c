@@ -304,6 +304,15 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj
     if (!v)
         return false;
     bool ok = tj_exprs_eval_shapes(x, p->nshape, t, v);
+    // First, since they know the op that demands it; to the extents, one of two that are equal is a mere copy.
+    for (uint32_t i = 0; ok && i < g->nguards; i++) {
+        const struct tj_guard *q = &g->guards[i];
+        if (v[q->a] == v[q->b])
+            continue;
+        ok = missed(p, why, q->node, -1, q->a, v[q->a], v[q->b]);
+        if (why)
+            tj_ex_print(x, q->b, why->other, sizeof why->other);
+    }
     for (uint32_t n = 0; ok && n < t->nnodes; n++) {
         const int64_t *dims = tj_shape_dims(t, t->nodes[n].shape);
         const tj_ex *e = g->extents + g->extent_at[n];
@@ -317,11 +326,6 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj
         int64_t have = t->attrs[t->nodes[m->node].attr + m->word];
         if (have != m->value)
             ok = missed(p, why, m->node, (int)(m->word - 1) % TJ_MAX_RANK, 0, m->value, have);
-    }
-    for (uint32_t i = 0; ok && i < g->nguards; i++) {
-        const struct tj_guard *q = &g->guards[i];
-        if (v[q->a] != v[q->b])
-            ok = missed(p, why, q->node, -1, q->a, v[q->a], v[q->b]);
     }
     if (v != small)
         tj_free(v);

@@ -294,5 +294,52 @@ START_TEST(budget_misuse) {
 }
 END_TEST
 
-TJ_TEST_MAIN("dynamic", budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse, transformer_auto,
-             transformer_on, transformer_declared, computed_auto, computed_on, attention_auto, attention_declared)
+// ---- reasons --------------------------------------------------------------------------------------------------------
+
+static void scale(trace_region *r, int64_t rows, int64_t gains, int64_t cols) {
+    T *x = TENSOR(1, rows, cols), *gain = TENSOR(2, gains, 1), *y = NULL;
+    if (trace_begin(r, TRACE_ARGS(x, gain)))
+        y = trace_mul(x, gain);
+    TJ_ASSERT_OK(trace_end(r, &y, 1));
+    trace_release(x), trace_release(gain), trace_release(y);
+}
+
+START_TEST(reasons_name_symbols_and_ops) {
+    open_context();
+    trace_region *r = region("scale", TRACE_DYNAMIC_AUTO);
+    scale(r, 4, 4, 8);
+    scale(r, 6, 6, 8);
+    ck_assert_ptr_nonnull(strstr(last.what, "input 0: extent of dim 0 was 4, is 6; a symbol from now on"));
+    scale(r, 6, 6, 9); // a constant of a symbolic plan
+    ck_assert_ptr_nonnull(strstr(last.what, "input 0: extent of dim 1 was 8, is 9; a symbol from now on"));
+    ck_assert(last.input == 0 && last.dim == 1 && last.from == 8 && last.to == 9);
+    scale(r, 9, 1, 9);
+    if (!NO_JIT) {
+        ck_assert_ptr_nonnull(strstr(last.what, "guard of mul ("));
+        ck_assert_ptr_nonnull(strstr(last.what, "dim 0 of input 0 and dim 0 of input 1 have to be equal"));
+        ck_assert(last.from == 9 && last.to == 1);
+        ck_assert_uint_eq(graphs(r), 4);
+    }
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// Exact plans can't be widened, and nobody says that they were.
+START_TEST(budget_widens_no_exact_plans) {
+    open_context();
+    trace_region *r = region("soft", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_OK(trace_region_budget(r, TRACE_BUDGET_COMPILES, 2, TRACE_BUDGET_WIDEN));
+    for (int i = 0; i < 2; i++)
+        TJ_ASSERT_OK(soft(r, 4, 5 + i));
+    ck_assert_int_eq(last.budgets, 0);
+    TJ_ASSERT_STATUS(soft(r, 4, 9), TRACE_ERR_BUDGET);
+    ck_assert_ptr_nonnull(strstr(last.budget, "the run fails"));
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+TJ_TEST_MAIN("dynamic", reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails,
+             budget_interprets, budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared,
+             computed_auto, computed_on, attention_auto, attention_declared)

@@ -15,7 +15,8 @@ struct tj_guard_miss {
     tj_ref node; // of both traces, whose extent or demand it is
     int dim;     // its dim; -1: extents that the op needs to be equal
     int64_t want, have;
-    char text[120]; // the plan's expression: "x0.1*4"
+    char text[120];  // the plan's expression: "x0.1*4"
+    char other[120]; // of extents that the op needs to be equal: the other's
 };
 // A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are
 // the last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result. Order

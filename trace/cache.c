@@ -168,8 +168,9 @@ static bool matches(const struct tj_entry *e, const struct tj_segment *s) {
 
 struct reason {
     int input, dim;
+    bool varies; // a constant of the plan that nearly served, seen with another value
     int64_t from, to;
-    char text[400];
+    char text[700];
 };
 
 static const char *layout_word(tj_layout l, size_t rank) {
@@ -290,21 +291,38 @@ static uint32_t leaf_distance(const struct tj_trace *a, const struct tj_trace *b
 // A guard of a symbolic plan that a segment with trace `t` misses.
 static void explain_guard(const struct tj_trace *t, const struct tj_guard_miss *miss, uint32_t declared,
                           struct reason *r) {
-    char name[64], op[260];
+    char name[260], x[180], y[180];
+    const struct tj_node *n = &t->nodes[miss->node];
+    long long want = miss->want, have = miss->have;
+    bool constant = !miss->text[strspn(miss->text, "0123456789")];
     r->dim = miss->dim, r->from = miss->want, r->to = miss->have;
+    if (n->op == TJ_OP_LEAF)
+        r->input = leaf_name(t, (uint32_t)((const struct tj_attr_leaf *)tj_node_attr(t, n))->index, declared, name,
+                             sizeof name);
+    else
+        (void)tj_op_text(t, miss->node, name, sizeof name);
     if (miss->dim < 0) {
-        (void)snprintf(r->text, sizeof r->text, "guard of %s: extents %lld and %lld have to be equal (%s)",
-                       tj_op_text(t, miss->node, op, sizeof op), (long long)miss->want, (long long)miss->have,
-                       miss->text);
-    } else if (t->nodes[miss->node].op == TJ_OP_LEAF) {
-        const struct tj_attr_leaf *leaf = tj_node_attr(t, &t->nodes[miss->node]);
-        r->input = leaf_name(t, (uint32_t)leaf->index, declared, name, sizeof name);
-        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d is %s in the symbolic graph (%lld), is %lld",
-                       name, miss->dim, miss->text, (long long)miss->want, (long long)miss->have);
+        (void)tj_symbol_text(t, miss->text, x, sizeof x);
+        (void)tj_symbol_text(t, miss->other, y, sizeof y);
+        if (constant)
+            (void)snprintf(r->text, sizeof r->text, "guard of %s: %s has to be %lld in that graph, is %lld", name, y,
+                           want, have);
+        else
+            (void)snprintf(r->text, sizeof r->text,
+                           "guard of %s: %s and %s have to be equal in that graph, are %lld and "
+                           "%lld",
+                           name, x, y, want, have);
+    } else if (n->op == TJ_OP_PAD) {
+        r->varies = true;
+        (void)snprintf(r->text, sizeof r->text, "argument of %s: padding of dim %d was %lld, is %lld", name, miss->dim,
+                       want, have);
+    } else if (constant) {
+        r->varies = true;
+        (void)snprintf(r->text, sizeof r->text, "%s%s: extent of dim %d was %lld, is %lld",
+                       n->op == TJ_OP_LEAF ? "" : "shape argument of ", name, miss->dim, want, have);
     } else {
-        (void)snprintf(r->text, sizeof r->text, "guard of %s: extent of dim %d has to be %s (%lld), is %lld",
-                       tj_op_text(t, miss->node, op, sizeof op), miss->dim, miss->text, (long long)miss->want,
-                       (long long)miss->have);
+        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d equals %s in that graph (%lld), is %lld", name,
+                       miss->dim, tj_symbol_text(t, miss->text, x, sizeof x), want, have);
     }
 }
 
@@ -322,10 +340,11 @@ static void explain(const struct tj_entry *old, const struct tj_segment *s, uint
     struct tj_repeats loop;
     if ((same < a->nnodes || same < b->nnodes) && tj_repeats_find(a, b, &loop)) {
         r->from = loop.from, r->to = loop.to;
-        (void)snprintf(r->text, sizeof r->text,
-                       "the ops at %s were recorded %lld times, are now %lld times (a host loop? trace_repeat makes the "
-                       "count a parameter)",
-                       loop.where, (long long)loop.from, (long long)loop.to);
+        (void)snprintf(
+            r->text, sizeof r->text,
+            "the ops at %s were recorded %lld times, are now %lld times (a host loop? trace_repeat makes the "
+            "count a parameter)",
+            loop.where, (long long)loop.from, (long long)loop.to);
         return;
     }
     if (same < a->nnodes || same < b->nnodes) {
@@ -652,7 +671,7 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
     struct reason why = {.input = -1, .dim = -1};
     if (similar && (!e->trimmed || site->ahead))
         explain(similar, &e->seg, e->declared, &why);
-    if (e->symbolic && similar && !similar->symbolic && why.dim >= 0)
+    if (e->symbolic && similar && (similar->symbolic ? why.varies : why.dim >= 0))
         (void)snprintf(why.text + strlen(why.text), sizeof why.text - strlen(why.text), "; a symbol from now on");
     if (site->ahead) {
         tj_event(r->ctx, r, TRACE_EVENT_COMPILE, site->loc, why.input, why.dim, why.from, why.to, e->ms,
@@ -860,6 +879,8 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         make_whole(c);
         uint32_t cap = c->capring;
         tj_budget_ask(r, &budget);
+        if (budget.verdict == TJ_WIDE && (exact || !family))
+            budget.verdict = TJ_ALLOWED; // TRACE_DYNAMIC_OFF: there is nothing to make symbolic
         if (budget.verdict >= TJ_INTERPRET) {
             ; // no plan for this one
         } else if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&

@@ -1,7 +1,12 @@
 // trace/dynamic.c: traces of the same ops over other extents: comparing them, and which extents become symbols.
 #include "dynamic.h"
 
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "../lib/hash.h"
+#include "region.h"
 
 // ---- alike ----------------------------------------------------------------------------------------------------------
 
@@ -129,6 +134,51 @@ bool tj_dynamic_covers(const struct tj_dynamic *d, const struct tj_trace *a, con
             return false;
     }
     return true;
+}
+
+// ---- text -----------------------------------------------------------------------------------------------------------
+
+// "x0.1" is dim 1 of leaf 0, "n7.1" dim 1 of the result of node 7, "n7.a2" an amount of node 7.
+static void put_symbol(const struct tj_trace *t, char kind, uint32_t i, uint32_t d, bool amount, char *buf,
+                       size_t cap) {
+    char op[260];
+    uint32_t captured = 0;
+    if (kind == 'n') {
+        const char *name = i < t->nnodes ? tj_op_text(t, i, op, sizeof op) : "an op";
+        if (amount)
+            (void)snprintf(buf, cap, "an amount of %s", name);
+        else
+            (void)snprintf(buf, cap, "dim %u of %s", d, name);
+        return;
+    }
+    for (uint32_t k = 0; k < i && k < t->nleaves; k++)
+        captured += !t->leafkeys[k].input;
+    if (i < t->nleaves && t->leafkeys[i].input)
+        (void)snprintf(buf, cap, "dim %u of input %u", d, t->leafkeys[i].input - 1);
+    else
+        (void)snprintf(buf, cap, "dim %u of captured tensor %u", d, captured);
+}
+
+const char *tj_symbol_text(const struct tj_trace *t, const char *expr, char *buf, size_t cap) {
+    size_t n = 0;
+    buf[0] = '\0';
+    for (const char *s = expr; *s && n + 1 < cap;) {
+        char *end, word[320];
+        uint32_t i = (uint32_t)strtoul(s + 1, &end, 10);
+        bool symbol = (*s == 'x' || *s == 'n') && end > s + 1 && *end == '.', amount = symbol && end[1] == 'a';
+        const char *from = end + 1 + amount;
+        if (!symbol || !isdigit((unsigned char)*from)) {
+            buf[n++] = *s++;
+            buf[n] = '\0';
+            continue;
+        }
+        put_symbol(t, *s, i, (uint32_t)strtoul(from, &end, 10), amount, word, sizeof word);
+        bool alone = s == expr && !*end;
+        (void)snprintf(buf + n, cap - n, alone ? "%s" : "(%s)", word);
+        n += strlen(buf + n);
+        s = end;
+    }
+    return buf;
 }
 
 // ---- leaves without memory ------------------------------------------------------------------------------------------

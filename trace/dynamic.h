@@ -18,6 +18,8 @@ bool tj_dynamic_any(const struct tj_dynamic *d, const struct tj_trace *t);
 void tj_dynamic_differ(struct tj_dynamic *d, const struct tj_trace *a, const struct tj_trace *b);
 void tj_dynamic_merge(struct tj_dynamic *d, const struct tj_dynamic *from, const struct tj_trace *t);
 bool tj_dynamic_equal(const struct tj_dynamic *a, const struct tj_dynamic *b, const struct tj_trace *t);
+// An expression over symbols ("x0.1*4") for people: "(dim 1 of input 0)*4". Returns buf.
+const char *tj_symbol_text(const struct tj_trace *t, const char *expr, char *buf, size_t cap);
 // Whether all extents in which the two differ are symbols.
 bool tj_dynamic_covers(const struct tj_dynamic *d, const struct tj_trace *a, const struct tj_trace *b);
 
