@@ -81,7 +81,10 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
     p->sub = sub / high * high;
     p->block = p->sub;
     p->row_blocks = ceil_div(p->m, p->block);
-    if (p->slots > 1 && p->batches == 1 && p->row_blocks % p->slots) { // as many for every thread
+    // As many blocks for every thread. Few rows stay together where there are columns to share: blocks of one or two
+    // tiles read all of B each, and differ in height.
+    bool few = p->m < 4 * high * p->slots && p->panels >= 2 * p->slots;
+    if (p->slots > 1 && p->batches == 1 && p->row_blocks % p->slots && !few) {
         int64_t even = ceil_div(p->row_blocks, p->slots) * p->slots;
         p->block = ceil_div(ceil_div(p->m, even), high) * high;
         p->row_blocks = ceil_div(p->m, p->block);
