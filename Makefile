@@ -5,7 +5,7 @@
 #   test            install what is missing (deps), build and run all tests; T="expr pool" picks test binaries
 #   test-asan test-ubsan test-tsan   the same under a sanitizer
 #   tests           build the tests only
-#   bench           build the benchmarks into build/bench (benches) and run soak and bench
+#   bench           build the benchmarks into build/bench (benches) and run soak, shapes, limits and bench
 #   examples        docs/examples/*.c and *.cpp, into build/<variant>/examples
 #   demo            deps, build, and run the digits example
 #   install         PREFIX=/usr/local DESTDIR=
@@ -295,9 +295,11 @@ build/bench/%: bench/%.c $(LIB_release) $(PUBLIC) $(wildcard bench/*.h)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE $(O) -g -Wall -Wextra -Werror -pthread -Iinclude -o $@ $< -L$(D_release) -ltracejit \
 	  '-Wl,-rpath,$$ORIGIN/../release$(TAG)' $(LIBS)
 benches: $(BENCHES:bench/%.c=build/bench/%)
-# What has to hold without a peer: memory and the host first, then the rows. bench/race.py runs the rows against peers.
+# What has to hold without a peer: memory and the host first, then shapes, then the rows. bench/race.py runs the rows against peers.
 bench: benches
 	build/bench/soak
+	build/bench/shapes
+	build/bench/limits
 	build/bench/bench
 
 demo: $(LIB_release) $(D_release)/examples/digits

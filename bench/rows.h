@@ -217,21 +217,26 @@ static inline double fma_neon(long turns, float *sink) {
 }
 #endif
 
+/* Multiply-adds done; 0 when this file knows no way to do many. */
+static inline double multiply_adds(long turns, float *sink) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f")                                 ? fma_512(turns, sink)
+           : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_256(turns, sink)
+                                                                             : 0;
+#elif defined(__aarch64__)
+    return fma_neon(turns, sink);
+#else
+    return turns * 0.0f * *sink;
+#endif
+}
+
 /* f32 GFLOP/s of one thread at best, or 0 when this file knows no way to tell. */
 static inline double peak_gflops(void) {
-    double (*f)(long, float *) = NULL;
     double best = 0;
     static volatile float keep;
-#if defined(__x86_64__)
-    f = __builtin_cpu_supports("avx512f")                                 ? fma_512
-        : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_256
-                                                                          : NULL;
-#elif defined(__aarch64__)
-    f = fma_neon;
-#endif
-    for (int i = 0; f && i < 10; i++) {
+    for (int i = 0; i < 10; i++) {
         float sink = 0;
-        double start = now(), ops = f(2000000, &sink);
+        double start = now(), ops = multiply_adds(2000000, &sink);
         best = fmax(best, 2 * ops / (now() - start) * 1e-9);
         keep = sink;
     }
