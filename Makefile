@@ -295,7 +295,8 @@ build/bench/%: bench/%.c $(LIB_release) $(PUBLIC) $(wildcard bench/*.h)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE $(O) -g -Wall -Wextra -Werror -pthread -Iinclude -o $@ $< -L$(D_release) -ltracejit \
 	  '-Wl,-rpath,$$ORIGIN/../release$(TAG)' $(LIBS)
 benches: $(BENCHES:bench/%.c=build/bench/%)
-# What has to hold without a peer: memory and the host first, then shapes, then the rows. bench/race.py runs the rows against peers.
+# What has to hold without a peer: memory and the host first, then shapes, then the rows. bench/race.py runs the rows
+# against peers.
 bench: benches
 	build/bench/soak
 	build/bench/shapes
