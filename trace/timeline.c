@@ -26,10 +26,11 @@ struct tj_timeline {
     bool open;    // the file is
     bool writing; // some thread writes the buffer that isn't filled
     int fd;
-    uint32_t process; // that started it
-    uint32_t pid;
-    uint64_t session; // by which threads know whether they have told their names
-    uint64_t start_ns;
+    // Read without the lock by threads that add.
+    _Atomic uint32_t process; // that started it
+    _Atomic uint32_t pid;
+    _Atomic uint64_t session; // by which threads know whether they have told their names
+    _Atomic uint64_t start_ns;
     uint64_t at; // where the next piece goes
     uint64_t written, dropped;
     unsigned filling; // buffer
@@ -129,7 +130,7 @@ void tj_timeline_add(trace_context *ctx, uint64_t from, uint64_t to, const struc
     introduce(t);
     struct tj_strbuf sb = {0};
     char where[300];
-    uint64_t begin = from > t->start_ns ? from - t->start_ns : 0;
+    uint64_t start = t->start_ns, begin = from > start ? from - start : 0;
     put_string(&sb, "{", "name", e->name);
     tj_sb_printf(&sb, ",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%u,\"tid\":%u", e->category, to ? "X" : "i", t->pid,
                  tj_thread_id());
