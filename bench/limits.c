@@ -1,15 +1,18 @@
 /* limits: figures against what the machine can do, for which a quiet moment counts: best of many, or ratios within one
  * run. One JSON object a row.
  *
- *   limits [PART...]   matmul, first, tiny, scaling, waits; all without names
- *   matmul             best of 300 products on one thread against the multiply-add peak of the same run
- *   first              first call of the digits network, batch 64, in 15 new processes, the compiler's start included
- *   tiny               processor time (and wall clock) of relu(x * w + b) on 8x8: recorded, replayed, bound
- *   scaling            runs per second of two threads in one region with single-threaded kernels over those of one;
- * beside it the same for two processes, and for two processes that only multiply and add waits              how often
- * threads that run one region give the processor up (voluntary context switches): a lock waited for does limits --first
- * seconds of the first call in this process limits --steady S  two threads run a region for S seconds, nothing else: to
- * be watched with strace -f -c, perf stat
+ *   limits [PART...]    matmul, first, tiny, scaling, waits; all without names
+ *
+ *   matmul              best of 300 products on one thread against the multiply-add peak of the same run
+ *   first               first call of the digits network, batch 64, in 15 new processes, the compiler's start included
+ *   tiny                processor time (and wall clock) of relu(x * w + b) on 8x8: recorded, replayed, bound
+ *   scaling             runs per second of two threads in one region with single-threaded kernels over those of one;
+ *                       beside it the same for two processes, and for two processes that only multiply and add
+ *   waits               how often threads that run one region give the processor up (voluntary context switches):
+ *                       waiting for a lock does
+ *
+ *   limits --first      seconds of the first call in this process
+ *   limits --steady S   two threads run a region for S seconds, nothing else: to be watched with strace -f -c
  */
 #include "rows.h"
 
