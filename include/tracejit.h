@@ -101,6 +101,7 @@ enum trace_event_kind {
     TRACE_EVENT_CHECK,  /* a checked run differs from the interpreter; where: the op that is wrong */
     TRACE_EVENT_BUDGET  /* a budget is used up, or nearly; from, to: used, allowed */
 };
+enum trace_buckets { TRACE_BUCKETS_POWERS, TRACE_BUCKETS_LIST, TRACE_BUCKETS_LEARNED };
 /* What a budget limits. CODE_BYTES and GRAPHS: of the plans kept; the others: since it was created. */
 enum trace_budget {
     TRACE_BUDGET_COMPILES,
@@ -214,9 +215,11 @@ typedef struct trace_stats {
     uint64_t bytes_moved; /* read and written by kernels, estimated from their shapes */
     uint64_t bytes_code, bytes_packed;
     uint64_t fused_away; /* ops without a kernel of their own, over all plans made */
-    uint64_t padding_bytes;
+    uint64_t padding_bytes; /* by which buckets rounded workspaces of runs up */
     uint64_t checks;         /* plan runs compared with the interpreter */
     uint64_t check_failures; /* of these, those that differed */
+    uint64_t bucket_bytes;   /* workspace that runs with buckets used, padding included: padding_bytes of it in percent
+                                is their waste */
 } trace_stats;
 
 typedef struct trace_tensor_desc {
@@ -377,6 +380,14 @@ TRACE_API size_t trace_region_workspace(const trace_region *r);
  * TRACE_ERR_STATE). Declared again, the later bounds count. An extent outside them is
  * TRACE_ERR_SHAPE at trace_begin. */
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
+/* Buckets of an input's dim, before the first run: the dim is a symbol, and each bucket has a plan whose workspaces are
+ * laid out for its largest size, so that sizes within it neither compile nor allocate. Ops still compute the logical
+ * extents alone: nothing reads padding, results are those of exact plans and have their exact size. POWERS: 1, 2, 4, ...
+ * (sizes NULL). LIST: these sizes, ascending; a run beyond the last one is TRACE_ERR_SHAPE, a declared bound beyond it
+ * TRACE_ERR_ARGUMENT. LEARNED: powers of two until 64 runs were seen (or a profile was loaded), then the at most n (0: 4)
+ * sizes that waste least (sizes NULL). stats: padding_bytes, bucket_bytes. */
+TRACE_API enum trace_status trace_region_buckets(trace_region *r, int input, int dim, enum trace_buckets kind,
+                                                 const int64_t *sizes, size_t n);
 /* Limits what a region (a context: all its regions and single ops together) compiles and keeps, from now on. limit: at
  * least 1, or -1: none. Each decision is a TRACE_EVENT_BUDGET. Runs that have their plan are never touched. Any thread.
  */

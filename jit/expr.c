@@ -453,3 +453,13 @@ bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_
     }
     return true;
 }
+
+bool tj_exprs_again(const struct tj_exprs *x, int64_t *out) {
+    for (uint32_t i = 0; i < x->n; i++) {
+        const struct tj_ex_node *e = &x->nodes[i];
+        if (e->op >= TJ_EX_ADD && !apply(e->op, out[e->a], out[e->b], &out[i])) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -320,15 +320,17 @@ static void regroup(struct tj_graph *g, tj_ref r, tj_ex whole, size_t from, size
         open[d] = varies(g, r, d, rec[d]) || (g->seg->dyn->args && !tj_ex_is_const(g->x, whole) && rec[d] > 1);
         nopen += open[d];
     }
-    // Arguments that nobody has seen vary: a factor of the whole that has their value, or a constant.
-    for (size_t d = from; d < to; d++) {
-        if (!open[d] || g->seg->dyn->arg[r] >> d & 1) {
-            continue;
-        }
-        tj_ex f = tj_ex_factor(g->x, rest, rec[d]);
+    // Arguments that nobody has seen vary: a factor of the whole that has their value and is not likely another's, or a
+    // constant.
+    for (size_t k = 0; k < 2 * (to - from); k++) {
+        size_t d = from + k % (to - from);
+        bool seen = g->seg->dyn->arg[r] >> d & 1;
+        tj_ex f = open[d] && seen == (k < to - from) ? tj_ex_factor(g->x, rest, rec[d]) : 0;
         if (f) {
-            dims[d] = f;
             rest = ex2(g, TJ_EX_DIV, rest, f);
+        }
+        if (f && !seen) {
+            dims[d] = f;
             open[d] = false;
             nopen--;
         }
@@ -920,6 +922,23 @@ static tj_status build_once(struct tj_graph *g) {
     return TRACE_OK;
 }
 
+// The symbols that bucketed extents have become.
+static tj_status keep_capacities(struct tj_graph *g) {
+    g->p->caps = TJ_ARENA_NEW(g->arena, struct tj_bucket, g->seg->ncaps + 1);
+    if (g->arena->failed) {
+        return out_of_memory();
+    }
+    for (uint32_t i = 0; g->seg->dyn && i < g->seg->ncaps; i++) {
+        const struct tj_capacity *c = &g->seg->caps[i];
+        int64_t size = tj_shape_dims(g->t, g->t->leafkeys[c->leaf].shape)[c->dim];
+        tj_ex e = leaf_extent(g, c->leaf, c->dim, size);
+        if (g->x->nodes[e].op == TJ_EX_EXTENT || g->x->nodes[e].op == TJ_EX_ARG) {
+            g->p->caps[g->p->ncaps++] = (struct tj_bucket){e, c->size};
+        }
+    }
+    return g->x->failed ? out_of_memory() : TRACE_OK;
+}
+
 tj_status tj_graph_build(struct tj_graph *g) {
     uint32_t n = g->t->nnodes ? g->t->nnodes : 1;
     g->map = TJ_ARENA_NEW(g->arena, tj_ref, n);
@@ -952,7 +971,7 @@ tj_status tj_graph_build(struct tj_graph *g) {
         }
         tj_status s = build_once(g);
         if (s || !g->again) {
-            return s;
+            return s ? s : keep_capacities(g);
         }
     }
     return tj_fail(TRACE_ERR_COMPILE, "internal: equal extents come to no end");

@@ -357,7 +357,8 @@ static int plan_threads(const struct tj_plan *p) {
 struct tj_plan_instance *tj_instance_new(const struct tj_plan *p, struct tj_pool *pool, int threads) {
     const struct tj_program *g = p->prog;
     size_t n = tj_round_up(sizeof(struct tj_plan_instance));
-    size_t vals = n, ivals = vals + g->exprs.n * 8, bufs = ivals + p->nivals * 8u, svals = bufs + p->nbufargs * 8u;
+    size_t vals = n, ivals = vals + g->exprs.n * (g->ncaps ? 16 : 8), bufs = ivals + p->nivals * 8u,
+           svals = bufs + p->nbufargs * 8u;
     size_t base = svals + p->nsvals * 8u, bytes = base + g->nbufs * 8u, offset = bytes + g->nbufs * 8u;
     size_t packed = offset + g->nbufs * 8u, turns = packed + g->nsteps * 8u, had = turns + g->nsteps * 8u;
     size_t end = had + g->nsteps;
@@ -367,6 +368,7 @@ struct tj_plan_instance *tj_instance_new(const struct tj_plan *p, struct tj_pool
     struct tj_plan_instance *i = (struct tj_plan_instance *)(void *)m;
     i->threads = threads;
     i->vals = (int64_t *)(void *)(m + vals);
+    i->caps = g->ncaps ? i->vals + g->exprs.n : NULL;
     i->ivals = (int64_t *)(void *)(m + ivals);
     i->bufs = (unsigned char **)(void *)(m + bufs);
     i->svals = (union tj_scalar *)(void *)(m + svals);
@@ -524,19 +526,36 @@ tj_status tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in,
     return TRACE_OK;
 }
 
+// Values of all expressions with bucketed symbols at their capacity; false: one overflows.
+static bool capacities(const struct tj_plan *p, struct tj_plan_instance *in) {
+    const struct tj_program *g = p->prog;
+    memcpy(in->caps, in->vals, g->exprs.n * sizeof *in->caps);
+    for (uint32_t i = 0; i < g->ncaps; i++)
+        if (g->caps[i].size > in->caps[g->caps[i].symbol])
+            in->caps[g->caps[i].symbol] = g->caps[i].size;
+    return tj_exprs_again(&g->exprs, in->caps);
+}
+
 // Places temporaries and the steps' own workspaces; *want: bytes in all.
 tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in, size_t *want) {
     const struct tj_program *g = p->prog;
     uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
     if (!order)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
-    size_t total = 0, step_max = 0;
-    bool ok = true;
+    size_t total = 0, step_max = 0, small = 0;
+    bool ok = true, roomy = in->caps && capacities(p, in);
+    in->padding = 0;
     for (uint32_t b = 0; b < g->nbufs && ok; b++) {
         in->bytes[b] = 0;
         if (g->bufs[b].kind != TJ_BUF_TEMP)
             continue;
         ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
+        size_t room = 0;
+        if (roomy && tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->caps[g->bufs[b].elems], &room) &&
+            room > in->bytes[b]) {
+            in->padding += room - in->bytes[b];
+            in->bytes[b] = room;
+        }
     }
     ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
     if (order != scratch_small)
@@ -546,6 +565,18 @@ tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in
         ok = step_workspace(p, i, in, &n);
         if (ok && n > step_max)
             step_max = n;
+    }
+    small = step_max;
+    if (roomy) { // what the steps would want at their capacity; loops lay out their own
+        int64_t *vals = in->vals;
+        in->vals = in->caps;
+        for (uint32_t i = 0; i < g->nsteps && ok; i++) {
+            size_t n;
+            if (g->steps[i].kind != TJ_STEP_REPEAT && step_workspace(p, i, in, &n) && n > step_max)
+                step_max = n;
+        }
+        in->vals = vals;
+        in->padding += step_max - small;
     }
     if (!ok || total > SIZE_MAX / 4)
         return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
@@ -843,6 +874,10 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
     tj_status s = instance_prepare(p, in, args);
     if (!s)
         s = tj_plan_steps(p, in, args);
+    if (!s && in->caps && args->padding) {
+        *args->padding += in->padding;
+        *args->bucketed += in->ws_bytes;
+    }
     instance_give(p, in);
     return s;
 }

@@ -18,7 +18,9 @@ struct tj_plan_step {
 struct tj_turns; // plan_repeat.c: a loop in an instance
 struct tj_plan_instance {
     struct tj_plan_instance *next;
-    int64_t *vals; // one an expression
+    int64_t *vals;    // one an expression
+    int64_t *caps;    // the same with bucketed symbols at their capacity; NULL: no buckets
+    uint64_t padding; // bytes by which capacities have grown the workspace
     int64_t *ivals;
     unsigned char **bufs;
     union tj_scalar *svals;

@@ -97,6 +97,11 @@ struct tj_amount {
     uint32_t word;
     int64_t value;
 };
+// A symbol and the capacity of its bucket.
+struct tj_bucket {
+    tj_ex symbol;
+    int64_t size;
+};
 struct tj_program {
     struct tj_arena arena; // owns everything below
     struct tj_exprs exprs;
@@ -110,6 +115,8 @@ struct tj_program {
     // at extent_at. A trace that the program serves has these extents.
     tj_ex *extents;
     uint32_t *extent_at, nextents;
+    struct tj_bucket *caps; // sizes that workspaces are laid out for
+    uint32_t ncaps;
     struct tj_amount *amounts; // that are constants of the program
     uint32_t namounts;
     struct tj_loop_body *bodies; // of its loops

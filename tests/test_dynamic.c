@@ -340,6 +340,130 @@ START_TEST(budget_widens_no_exact_plans) {
 }
 END_TEST
 
-TJ_TEST_MAIN("dynamic", reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails,
-             budget_interprets, budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared,
-             computed_auto, computed_on, attention_auto, attention_declared)
+// ---- buckets --------------------------------------------------------------------------------------------------------
+
+static void check_buckets(enum trace_buckets kind, const int64_t *list, size_t n, uint64_t most) {
+    struct weights w;
+    open_context();
+    load(&w);
+    trace_region *exact = region("exact", TRACE_DYNAMIC_OFF), *r = region("buckets", TRACE_DYNAMIC_AUTO);
+    for (int i = 0; i < 2; i++)
+        TJ_ASSERT_OK(trace_region_buckets(r, i, 1, kind, list, n));
+    uint64_t seed = 5;
+    for (int i = 0; i < 40; i++) {
+        int64_t b = 2 + i % 3, s = 1 + (int64_t)(tj_test_random(&seed) % 120);
+        same(run(r, transformer, &w, b, s), run(exact, transformer, &w, b, s), b, s);
+    }
+    trace_stats st = {.size = sizeof st};
+    trace_region_stats(r, &st);
+    if (!NO_JIT) {
+        ck_assert_msg(st.graphs <= most, "%llu graphs: %s", (unsigned long long)st.graphs, last.what);
+        ck_assert_int_eq(last.fallbacks, 0);
+        ck_assert_uint_gt(st.padding_bytes, 0);
+        ck_assert_uint_lt(st.padding_bytes, st.bucket_bytes);
+        trace_region_stats(exact, &st);
+        ck_assert_uint_eq(st.bucket_bytes, 0);
+    }
+    trace_region_release(exact), trace_region_release(r);
+    unload(&w);
+    trace_context_release(ctx);
+}
+// The batch becomes a symbol with its second value: a plan more.
+START_TEST(buckets_of_powers) { check_buckets(TRACE_BUCKETS_POWERS, NULL, 0, 2 * 8); }
+END_TEST
+START_TEST(buckets_of_a_list) { check_buckets(TRACE_BUCKETS_LIST, (const int64_t[]){32, 128}, 2, 2 * 2); }
+END_TEST
+
+// Sizes within a bucket neither compile nor allocate once its workspace is there.
+static size_t allocated;
+static void *count_alloc(void *user, size_t bytes, size_t align) {
+    (void)user;
+    allocated += bytes >= 4096;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+static void count_free(void *user, void *p, size_t bytes) {
+    (void)user, (void)bytes;
+    free(p);
+}
+START_TEST(bucket_workspaces_stay) {
+    if (NO_JIT)
+        return;
+    TJ_ASSERT_OK(
+        trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .alloc = count_alloc, .free = count_free), &ctx));
+    trace_region *r = region("buckets", TRACE_DYNAMIC_AUTO);
+    TJ_ASSERT_OK(trace_region_buckets(r, 0, 0, TRACE_BUCKETS_LIST, (const int64_t[]){64}, 1));
+    T *out = TENSOR(1, 8), *xs[65];
+    for (int64_t n = 1; n <= 64; n++)
+        xs[n] = TENSOR(2, n, 256);
+    for (int64_t n = 1; n <= 64; n++) {
+        T *x = xs[n];
+        size_t before = allocated;
+        if (trace_begin(r, TRACE_ARGS(x)))
+            (void)trace_copy_(
+                out, trace_expand(trace_sum(trace_softmax(trace_matmul(x, trace_transpose(trace_relu(x), 0, 1)), 0),
+                                            TRACE_SCALAR, false),
+                                  TRACE_DIMS(8)));
+        TJ_ASSERT_OK(trace_end(r, NULL, 0));
+        ck_assert_msg(n == 1 || allocated == before, "%zu blocks for %lld rows", allocated - before, (long long)n);
+        trace_release(x);
+    }
+    ck_assert_uint_eq(graphs(r), 1);
+    trace_release(out);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+START_TEST(learned_buckets) {
+    open_context();
+    trace_region *r = region("learned", TRACE_DYNAMIC_AUTO);
+    TJ_ASSERT_OK(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LEARNED, NULL, 2));
+    for (int i = 0; i < 200; i++)
+        TJ_ASSERT_OK(soft(r, 3, i % 2 ? 5 : 100 + i % 4));
+    uint64_t before = graphs(r);
+    trace_stats a = stats(r);
+    for (int i = 0; i < 20; i++)
+        TJ_ASSERT_OK(soft(r, 3, i % 2 ? 5 : 100 + i % 4));
+    ck_assert_uint_eq(graphs(r), before);
+    ck_assert(NO_JIT || graphs(r) <= 4); // two powers of two, then the two learned
+    ck_assert_uint_le(stats(r).padding_bytes - a.padding_bytes, stats(r).bucket_bytes - a.bucket_bytes);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+START_TEST(bucket_misuse) {
+    open_context();
+    trace_region *r = region("soft", TRACE_DYNAMIC_AUTO), *off = region("off", TRACE_DYNAMIC_OFF);
+    static const int64_t down[] = {8, 4}, zero[] = {0, 4}, list[] = {8, 16};
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, down, 2), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, zero, 2), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, NULL, 2), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_POWERS, list, 2), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, -1, 1, TRACE_BUCKETS_POWERS, NULL, 0), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 9, TRACE_BUCKETS_POWERS, NULL, 0), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LEARNED, NULL, 99), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(NULL, 0, 1, TRACE_BUCKETS_POWERS, NULL, 0), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_STATUS(trace_region_buckets(off, 0, 1, TRACE_BUCKETS_POWERS, NULL, 0), TRACE_ERR_ARGUMENT);
+    TJ_ASSERT_OK(trace_region_dynamic(r, 0, 1, 1, 100));
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, list, 2), TRACE_ERR_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(trace_last_error(ctx), "the last bucket of dim 1 of input 0 is 16"));
+    TJ_ASSERT_OK(trace_region_dynamic(r, 0, 1, 1, 16));
+    TJ_ASSERT_OK(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, list, 2));
+    TJ_ASSERT_OK(soft(r, 2, 11));
+    TJ_ASSERT_STATUS(soft(r, 2, 17), TRACE_ERR_SHAPE);
+    TJ_ASSERT_STATUS(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_POWERS, NULL, 0), TRACE_ERR_STATE);
+    trace_region *only = region("only", TRACE_DYNAMIC_AUTO);
+    TJ_ASSERT_OK(trace_region_buckets(only, 0, 1, TRACE_BUCKETS_LIST, list, 2));
+    TJ_ASSERT_STATUS(soft(only, 2, 17), TRACE_ERR_SHAPE);
+    ck_assert_ptr_nonnull(strstr(trace_last_error(ctx), "beyond its last bucket"));
+    TJ_ASSERT_OK(soft(only, 2, 16));
+    trace_region_release(r), trace_region_release(off), trace_region_release(only);
+    trace_context_release(ctx);
+}
+END_TEST
+
+TJ_TEST_MAIN("dynamic", buckets_of_powers, buckets_of_a_list, bucket_workspaces_stay, learned_buckets, bucket_misuse,
+             reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets,
+             budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared, computed_auto,
+             computed_on, attention_auto, attention_declared)

@@ -18,6 +18,11 @@ struct tj_guard_miss {
     char text[120];  // the plan's expression: "x0.1*4"
     char other[120]; // of extents that the op needs to be equal: the other's
 };
+// Size that a run is prepared for where its extent of a leaf's dim is smaller.
+struct tj_capacity {
+    uint32_t leaf, dim;
+    int64_t size;
+};
 // A stretch of recorded ops to run as a whole. `outs` are values to store into fresh contiguous tensors. `writes` are
 // the last UPDATE of every written memory whose root is a leaf: their effect on the leaf's memory is the result. Order
 // contract: a kernel that reads a leaf's old content runs before the one that overwrites it.
@@ -33,6 +38,8 @@ struct tj_segment {
     uint8_t precision;            // enum trace_precision
     bool symbolic;                // a plan with symbolic extents may serve it
     const struct tj_dynamic *dyn; // to compile: the symbols; NULL: every extent is a constant of the plan
+    const struct tj_capacity *caps;
+    uint32_t ncaps;
 };
 // First data error of a run. Kernels set it with one compare-exchange on `set`.
 struct tj_data_error {
@@ -50,7 +57,9 @@ struct tj_run_args {
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
     struct tj_data_error *err;
     uint64_t *launches, *bytes_moved, *interpreted; // run statistics, added to
-    const atomic_bool *cancel;    // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
+    uint64_t *padding,
+        *bucketed;             // of workspaces with capacities: bytes beyond the run's sizes, and in all. May be NULL
+    const atomic_bool *cancel; // looked at between steps; true: the run ends with TRACE_ERR_SHUTDOWN. May be NULL
     const struct tj_watch *watch; // NULL in a steady run
 };
 // Looked at by run when a region is profiled or a timeline is written: `step` is called after every step with its

@@ -93,7 +93,7 @@ static void bump_versions(struct tj_box *b, const tj_ref *writes, uint32_t n) {
     }
 }
 
-void tj_segment_fill(const struct tj_box *b, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
+void tj_segment_fill(struct tj_box *b, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
                      uint32_t nouts, const tj_ref *writes, uint32_t nwrites) {
     const struct trace_region *r = b->run.region;
     *s = (struct tj_segment){.trace = t,
@@ -107,6 +107,8 @@ void tj_segment_fill(const struct tj_box *b, struct tj_segment *s, const struct 
                              .precision = (uint8_t)r->opt.matmul_precision,
                              .symbolic =
                                  b->run.ctx->backend->serves && (r->hidden || r->opt.dynamic != TRACE_DYNAMIC_OFF)};
+    if (TJ_UNLIKELY(r->nbuckets))
+        tj_bucket_fill(b, s);
 }
 
 // ---- what is used of what was stored --------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ void tj_cache_free(struct tj_cache *c) {
 static uint64_t refs_hash(const tj_ref *a, uint32_t n, uint64_t h) { return tj_hash_bytes(a, n * sizeof *a, h); }
 
 static uint64_t outs_hash(const struct tj_segment *s, uint64_t h) {
+    for (uint32_t i = 0; i < s->ncaps; i++)
+        h = tj_hash_mix(h, (uint64_t)s->caps[i].size);
     return refs_hash(s->writes, s->nwrites, refs_hash(s->outs, s->nouts, h));
 }
 
@@ -145,6 +147,13 @@ static bool same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb
 }
 
 static bool same_outs(const struct tj_segment *a, const struct tj_segment *b) {
+    if (a->ncaps != b->ncaps)
+        return false;
+    for (uint32_t i = 0; i < a->ncaps; i++) {
+        if (a->caps[i].leaf != b->caps[i].leaf || a->caps[i].dim != b->caps[i].dim ||
+            a->caps[i].size != b->caps[i].size)
+            return false;
+    }
     return same_refs(a->outs, a->nouts, b->outs, b->nouts) && same_refs(a->writes, a->nwrites, b->writes, b->nwrites) &&
            a->math == b->math && a->precision == b->precision && a->threads == b->threads && a->symbolic == b->symbolic;
 }
@@ -598,6 +607,9 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
     e->family = family;
     e->seg = *s;
     e->seg.dyn = NULL;
+    e->seg.caps = e->caps;
+    if (s->ncaps)
+        memcpy(e->caps, s->caps, s->ncaps * sizeof *s->caps);
     e->seg.trace = &e->trace;
     e->seg.outs = copy_refs(s->outs, s->nouts);
     e->seg.writes = copy_refs(s->writes, s->nwrites);
@@ -805,6 +817,10 @@ static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, con
         add_all(d, t);
     else
         add_declared(d, r, t, wide || r->opt.dynamic == TRACE_DYNAMIC_ON);
+    for (uint32_t i = 0; i < fresh->seg.ncaps; i++) {
+        d->leaf[fresh->caps[i].leaf] |= (uint8_t)(1u << fresh->caps[i].dim);
+        d->args = true;
+    }
     if (site->like && site->like->symbolic && tj_trace_alike(&site->like->trace, t))
         tj_dynamic_merge(d, &site->like->dyn, t);
     struct tj_entry *first = c->families[fresh->family & (c->nbuckets - 1)];
@@ -1154,7 +1170,7 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     trace_context *ctx = b->run.ctx;
     struct tj_data_error err;
     memset(&err, 0, sizeof err);
-    uint64_t launches = 0, moved = 0, interpreted = 0;
+    uint64_t launches = 0, moved = 0, interpreted = 0, padding = 0, bucketed = 0;
     struct tj_run_args args = {.ctx = ctx,
                                .trace = s->trace,
                                .leaves = s->trace->leaves,
@@ -1164,6 +1180,8 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
                                .launches = &launches,
                                .bytes_moved = &moved,
                                .interpreted = &interpreted,
+                               .padding = &padding,
+                               .bucketed = &bucketed,
                                .cancel = &b->cancel};
     struct tj_watching watch;
     if (TJ_UNLIKELY(tj_watched(b)))
@@ -1192,6 +1210,10 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     TJ_BUMP(&b->count, bytes_moved, moved);
     if (interpreted)
         TJ_BUMP(&b->count, interpreted_ops, interpreted);
+    if (bucketed) {
+        TJ_BUMP(&b->count, padding_bytes, padding);
+        TJ_BUMP(&b->count, bucket_bytes, bucketed);
+    }
     char fault[200];
     if (TJ_UNLIKELY(ctx->opt.parallel_for && tj_pool_fault(fault, sizeof fault)) && !st)
         st = tj_fail(TRACE_ERR_STATE, "%s", fault);

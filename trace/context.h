@@ -12,7 +12,7 @@
     X(runs) X(records) X(replays) X(hits) X(misses) X(graphs) X(kernels) X(recompiles) X(breaks) X(evictions) \
     X(errors) X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) \
     X(emit_ns) X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed) \
-    X(fused_away) X(padding_bytes) X(checks) X(check_failures)
+    X(fused_away) X(padding_bytes) X(checks) X(check_failures) X(bucket_bytes)
 // clang-format on
 struct tj_counters {
 #define X(f) _Atomic uint64_t f;

@@ -299,6 +299,7 @@ void tj_region_drop(struct trace_region *r) {
     tj_budget_gone(r);
     tj_cache_free(&r->cache);
     tj_free(r->bounds);
+    tj_bucket_free(r);
     bool hidden = r->hidden;
     tj_free(r->name);
     tj_free(r);
@@ -375,6 +376,26 @@ static bool check_bounds(struct trace_region *r, trace_tensor *const *in, size_t
 }
 
 // Declared inputs. An inlined scope's inputs are operands like any other.
+// Extents that a bucket covers.
+static bool check_buckets(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {
+    for (uint32_t i = 0; i < r->nbuckets; i++) {
+        const struct tj_bucket_dim *d = &r->buckets[i];
+        int rank = d->input < n ? trace_rank(in[d->input]) : -1;
+        int64_t is = rank > (int)d->dim ? trace_size(in[d->input], d->dim) : -1;
+        if (is < 0)
+            (void)tj_op_fail(TRACE_ERR_SHAPE, "trace_begin", loc, "dim %u of input %u has buckets, but there is none",
+                             d->dim, d->input);
+        else if (!tj_bucket_covers(d, is))
+            (void)tj_op_fail(TRACE_ERR_SHAPE, "trace_begin", loc,
+                             "dim %u of input %u is %lld, beyond its last bucket; add a larger one", d->dim, d->input,
+                             (long long)is);
+        else
+            continue;
+        return false;
+    }
+    return true;
+}
+
 static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc,
                         bool outermost) {
     struct tj_run *run = &b->run;
@@ -407,7 +428,8 @@ static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *
             return false;
         }
     }
-    return TJ_LIKELY(!r->nbounds) || check_bounds(r, in, n, loc);
+    return (TJ_LIKELY(!r->nbounds) || check_bounds(r, in, n, loc)) &&
+           (TJ_LIKELY(!r->nbuckets) || check_buckets(r, in, n, loc));
 }
 
 static bool begin_inner(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {

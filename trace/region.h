@@ -12,6 +12,14 @@
 #define TJ_CREDIT_MAX 255   // hits that count for a plan's survival
 #define TJ_PROFILE_ROWS 256 // combinations of input shapes that a region counts
 
+#define TJ_BUCKET_DIMS 8
+struct tj_bucket_dim {
+    uint32_t input, dim;
+    int kind;      // enum trace_buckets
+    uint32_t most; // LEARNED: buckets at most
+    _Atomic(struct tj_bucket_sizes *) sizes;
+};
+
 // ---- plan tables (cache.c) ----------------------------------------------------------------------------------------
 
 // Where a segment of a region ends: the readback, or trace_end. Tells a first compile from a recompile; not a guard.
@@ -39,6 +47,7 @@ struct tj_entry {
     uint64_t hash;   // exact ones: of everything
     uint64_t family; // of what traces that are alike have in common; 0: the region makes exact plans only
     struct tj_dynamic dyn;
+    struct tj_capacity caps[TJ_BUCKET_DIMS];
     struct tj_segment seg; // trace, outs and writes are the entry's own
     struct tj_trace trace;
     struct tj_plan *plan; // NULL: the interpreter runs it
@@ -179,8 +188,10 @@ struct tj_box {
     bool scope_failed;      // an inlined scope failed since; its error below
     tj_status scope_status;
     char scope_error[TJ_ERROR_MAX];
-    struct tj_run *outer; // single-op run: the eager scope it belongs to
-    const char *op;       // and the op, for messages
+    struct tj_run *outer;                    // single-op run: the eager scope it belongs to
+    const char *op;                          // and the op, for messages
+    struct tj_capacity caps[TJ_BUCKET_DIMS]; // of the segment
+    uint32_t unlearned;                      // segments since buckets were to be learned
     // scratch
     tj_ref *outs, *writes, *subouts, *subwrites, *stored;
     uint32_t capouts, capwrites, capsubouts, capsubwrites, capstored;
@@ -238,8 +249,10 @@ struct trace_region {
     struct tj_cache cache;
     struct tj_budget budget;
     struct tj_profile profile;
-    struct tj_warm *warm;        // the youngest recording, for plans ahead of runs (warmup.c); under the profile's lock
-    atomic_bool warm_pending;    // a loaded profile waits for a recording
+    struct tj_warm *warm;     // the youngest recording, for plans ahead of runs (warmup.c); under the profile's lock
+    atomic_bool warm_pending; // a loaded profile waits for a recording
+    struct tj_bucket_dim buckets[TJ_BUCKET_DIMS]; // of trace_region_buckets
+    uint32_t nbuckets;
     struct tj_bound_dim *bounds; // of trace_region_dynamic
     uint32_t nbounds, capbounds;
     atomic_bool begun;           // a run has begun: bounds stay as they are
@@ -373,8 +386,12 @@ void tj_break_learn(struct tj_box *box);
 void tj_break_reset(struct tj_box *box);
 // Reports one-element bools that nothing uses.
 void tj_break_lint(struct tj_box *box, uint32_t nouts);
+// Capacities of a segment by the region's buckets (bucket.c); whether a size has one.
+void tj_bucket_fill(struct tj_box *box, struct tj_segment *s);
+bool tj_bucket_covers(const struct tj_bucket_dim *d, int64_t size);
+void tj_bucket_free(struct trace_region *r);
 // A segment with the region's options.
-void tj_segment_fill(const struct tj_box *box, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
+void tj_segment_fill(struct tj_box *box, struct tj_segment *s, const struct tj_trace *t, const tj_ref *outs,
                      uint32_t nouts, const tj_ref *writes, uint32_t nwrites);
 // A graph break: runs what is needed for value n (TJ_NIL: only the writes). about: what the host writes next, or NULL.
 tj_status tj_graph_break(struct tj_box *box, tj_ref n, const struct trace_tensor *about, const struct tj_site *site,
