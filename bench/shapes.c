@@ -377,6 +377,11 @@ static void random_shapes(void) {
 
 /* ---- symbolic_vs_exact ---------------------------------------------------------------------------------------- */
 
+static void tiny_rows_setup(struct work *w) {
+    INPUT(w, 8, 8);
+    WEIGHT(w, 1, 8);
+    WEIGHT(w, 1, 8);
+}
 static void matmul_both_setup(struct work *w) {
     INPUT(w, 512, 512);
     INPUT(w, 512, 512);
@@ -412,6 +417,8 @@ static const struct pair {
     int64_t other[2][5]; /* rank, extents */
     double goal;
 } pairs[] = {
+    {"tiny_rows", tiny_rows_setup, tiny_body, {{2, 5, 8}}, 1.05},
+    {"pointwise", pointwise_setup, pointwise_body, {{1, 1000}}, 1.05},
     {"bias_gelu_res_ln", ln_setup, ln_body, {{2, 100, LN_COLS}, {2, 100, LN_COLS}}, 1.05},
     {"masked_softmax", softmax_setup, softmax_body, {{4, 2, SM_HEADS, 72, 72}, {2, 72, 72}}, 1.05},
     {"mlp_8x512", mlp_setup, mlp_body, {{2, 3, MLP_D}}, 1.05},
