@@ -267,6 +267,10 @@ class context {
         trace_context_stats(c_, &s);
         return s;
     }
+    // Limits what all regions and single ops together compile and keep; -1: no limit.
+    status budget(trace_budget what, std::int64_t limit, trace_budget_policy policy) const {
+        return trace_context_budget(c_, what, limit, policy);
+    }
     status timeline_start(const char *path) const { return trace_timeline_start(c_, path); }
     status timeline_stop() const { return trace_timeline_stop(c_); }
     std::string report(trace_format f = TRACE_FORMAT_TEXT) const {
@@ -317,6 +321,14 @@ class region {
         s.size = sizeof s;
         trace_region_stats(r_, &s);
         return s;
+    }
+    // Bounds of a dim of a declared input that varies; before the first run.
+    status dynamic(int input, int dim, std::int64_t min, std::int64_t max) const {
+        return trace_region_dynamic(r_, input, dim, min, max);
+    }
+    // Limits what the region compiles and keeps; -1: no limit.
+    status budget(trace_budget what, std::int64_t limit, trace_budget_policy policy) const {
+        return trace_region_budget(r_, what, limit, policy);
     }
     // Makes the plan for these shapes of declared inputs ahead of a run: r.warmup({{0, 2, {8, 512}}}).
     status warmup(std::initializer_list<trace_shape> shapes) const {

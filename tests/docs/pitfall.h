@@ -12,13 +12,15 @@ static inline void must(enum trace_status s) {
     exit(1);
 }
 
-static inline trace_region *open_region(const char *name) {
+static inline trace_region *open_region_with(const char *name, const trace_region_options *options) {
     trace_region *r;
     if (!ctx)
         must(trace_context_create(NULL, &ctx));
-    must(trace_region_create(ctx, name, NULL, &r));
+    must(trace_region_create(ctx, name, options, &r));
     return r;
 }
+
+static inline trace_region *open_region(const char *name) { return open_region_with(name, NULL); }
 
 /* A tensor of rows x cols with values from -1 to 1; rows 0: of cols alone. */
 static inline trace_tensor *filled(int64_t rows, int64_t cols) {

@@ -49,6 +49,17 @@ int main() {
             bad += expect(model.stats().misses == 1, "a run with a shape warmed up made a plan");
             trace::check(model.save_profile(path.c_str()));
         }
+        { // one graph for declared sizes, and no other
+            trace::region model(ctx, "model");
+            trace::check(model.dynamic(0, 0, 1, 16));
+            trace::check(model.budget(TRACE_BUDGET_COMPILES, 1, TRACE_BUDGET_FAIL));
+            trace::check(ctx.budget(TRACE_BUDGET_GRAPHS, 100, TRACE_BUDGET_EVICT));
+            for (int n : {3, 8, 1, 16})
+                (void)run_once(ctx, model, w, n);
+            bad += expect(model.dynamic(0, 0, 1, 17) == TRACE_ERR_STATE, "bounds after a run");
+            bad += expect(model.budget(TRACE_BUDGET_COMPILES, 0, TRACE_BUDGET_FAIL) == TRACE_ERR_ARGUMENT, "no budget");
+            trace::check(ctx.budget(TRACE_BUDGET_GRAPHS, -1, TRACE_BUDGET_EVICT));
+        }
         { // the next start
             trace::region model(ctx, "model");
             trace::check(model.load_profile(path.c_str()));

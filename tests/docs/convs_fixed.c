@@ -1,0 +1,28 @@
+/* tests/docs/convs_fixed.c: many small convolutions as one over a batch. */
+#include "pitfall.h"
+
+enum { TILES = 16, SIDE = 12 };
+
+/* --- */
+static void filter(trace_region *r, const float *tiles, trace_tensor *w) {
+    trace_tensor *x = trace_wrap_const(ctx, TRACE_F32, tiles, TRACE_DIMS(TILES, 1, SIDE, SIDE)), *y = NULL;
+    if (trace_begin(r, TRACE_ARGS(x)))
+        y = trace_relu(trace_conv2d(x, w, TRACE_NONE, NULL, NULL, NULL, 1));
+    must(trace_end(r, &y, 1));
+    trace_release(x);
+    trace_release(y);
+}
+/* --- */
+
+int main(void) {
+    trace_region *r = open_region("tile");
+    static float values[TILES * SIDE * SIDE], weight[4 * 9];
+    for (int i = 0; i < TILES * SIDE * SIDE; i++)
+        values[i] = (float)(i % 17) / 17;
+    for (int i = 0; i < 4 * 9; i++)
+        weight[i] = (float)(i % 5) / 5;
+    trace_tensor *w = trace_from(ctx, TRACE_F32, weight, TRACE_DIMS(4, 1, 3, 3));
+    filter(r, values, w);
+    report(r, "tile");
+    return 0;
+}
