@@ -1,4 +1,4 @@
-/* tests/docs/small.c: every helper has a region of its own. */
+/* tests/docs/small.c: every small function has a region of its own. */
 #include "pitfall.h"
 
 /* --- */

@@ -1,4 +1,4 @@
-/* tests/docs/small_fixed.c: one region around the helpers, which stay as they are. */
+/* tests/docs/small_fixed.c: one region around the small functions, which stay as they are. */
 #include "pitfall.h"
 
 /* --- */
