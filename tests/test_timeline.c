@@ -139,9 +139,9 @@ START_TEST(always_json) {
     ck_assert_uint_eq(events(j)->n, 0);
     drop(j);
     size_t last = 0;
-    for (int i = 0; i < 1200; i++) {
+    for (int i = 0; i < 300; i++) {
         one_run(4, "a file with a name that is long enough to fill the buffer sooner.c");
-        if (i % 200)
+        if (i % 100)
             continue;
         j = load(path);
         ck_assert_uint_ge(events(j)->n, last);
@@ -154,7 +154,7 @@ START_TEST(always_json) {
     trace_context_release(ctx); // without stop
     j = load(path);
     ck_assert_uint_gt(events(j)->n, last);
-    ck_assert_ptr_nonnull(nth(j, "run", NULL, 1199));
+    ck_assert_ptr_nonnull(nth(j, "run", NULL, 299));
     ck_assert_int_eq(other(j, "dropped_events"), 0);
     drop(j);
     unlink(path);
