@@ -435,6 +435,25 @@ bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int
     return true;
 }
 
+bool tj_exprs_same(const struct tj_exprs *x, const struct tj_run_args *args, const int64_t *vals) {
+    for (uint32_t i = 0; i < x->n; i++) {
+        const struct tj_ex_node *e = &x->nodes[i];
+        int64_t v;
+        switch (e->op) {
+        case TJ_EX_EXTENT: v = args->leaves[e->a].tensor->dims[e->b]; break;
+        case TJ_EX_STRIDE: v = args->leaves[e->a].tensor->strides[e->b]; break;
+        case TJ_EX_PARAM: v = args->params[e->a].v.i; break;
+        case TJ_EX_ARG: v = tj_shape_dims(args->trace, args->trace->nodes[e->a].shape)[e->b]; break;
+        case TJ_EX_ATTR: v = args->trace->attrs[args->trace->nodes[e->a].attr + e->b]; break;
+        default: continue;
+        }
+        if (v != vals[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t, int64_t *out) {
     for (uint32_t i = 0; i < n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];

@@ -53,6 +53,8 @@ void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap); // "
 // Evaluates all n nodes into out[]; false on overflow.
 struct tj_run_args;
 bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int64_t *out);
+// Whether that would give `vals` again: all that is not computed from others is the same.
+bool tj_exprs_same(const struct tj_exprs *x, const struct tj_run_args *args, const int64_t *vals);
 // The same after symbols in out[] have been given other values.
 bool tj_exprs_again(const struct tj_exprs *x, int64_t *out);
 // The first n nodes with extents from a trace, for guards; strides and parameters, which occur in none, are 0.

@@ -482,9 +482,14 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct tj_plan_i
 // Evaluates sizes and finds the memory of leaves and outputs.
 tj_status tj_instance_sizes(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
-    if ((p->dynamic || !in->filled) && !tj_exprs_eval(&g->exprs, args, in->vals))
-        return tj_fail(TRACE_ERR_SHAPE, "an extent or offset of the run overflows");
-    for (uint32_t i = 0; i < g->nguards; i++)
+    in->same = in->known && tj_exprs_same(&g->exprs, args, in->vals);
+    if (!in->same && (p->dynamic || !in->filled)) {
+        in->known = false; // until tj_instance_fill: a run may fail on the way there
+        in->placed &= !p->dynamic;
+        if (!tj_exprs_eval(&g->exprs, args, in->vals))
+            return tj_fail(TRACE_ERR_SHAPE, "an extent or offset of the run overflows");
+    }
+    for (uint32_t i = 0; i < g->nguards && !in->same; i++)
         if (in->vals[g->guards[i].a] != in->vals[g->guards[i].b])
             return tj_fail(TRACE_ERR_SHAPE, "extents %lld and %lld have to be equal",
                            (long long)in->vals[g->guards[i].a], (long long)in->vals[g->guards[i].b]);
@@ -609,7 +614,7 @@ void tj_instance_fill(const struct tj_plan *p, struct tj_plan_instance *in, cons
             tj_turns_fill(p, i, in);
         if (!l->kernel)
             continue;
-        if (ps->dynamic || !in->filled)
+        if ((ps->dynamic && !in->same) || !in->filled)
             for (uint32_t k = 0; k < l->kernel->nivals; k++)
                 in->ivals[ps->ivals + k] = in->vals[l->ivals[k]];
         for (uint32_t k = 0; k < l->kernel->nsvals; k++)
@@ -617,6 +622,7 @@ void tj_instance_fill(const struct tj_plan *p, struct tj_plan_instance *in, cons
     }
     tj_instance_bufs(p, in);
     in->filled = true;
+    in->known = p->dynamic && !p->loops; // what a loop's turns need is not among the values
 }
 
 // tj_buffer_alloc has told why: a limit of the context, or no memory.
@@ -628,7 +634,7 @@ static tj_status no_workspace(size_t want) {
 
 // What is packed decides what a step needs, and a written weight is packed no more.
 bool tj_instance_moved(const struct tj_plan *p, const struct tj_plan_instance *in) {
-    bool moved = !in->placed || p->dynamic;
+    bool moved = !in->placed || (p->dynamic && !in->same);
     for (uint32_t i = 0; i < p->prog->nsteps; i++)
         moved |= in->had[i] != (in->packed[i] != NULL) || (p->steps[i].body && tj_turns_moved(p, i, in));
     return moved;
@@ -643,6 +649,7 @@ static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in
         return s;
     if (tj_instance_moved(p, in)) {
         size_t want;
+        in->placed = false; // also where the workspace can't be had
         s = tj_instance_place(p, in, &want);
         if (s)
             return s;
@@ -883,6 +890,7 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
 }
 
 bool tj_instance_guess(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
+    in->known = false;
     if (!tj_exprs_eval(&p->prog->exprs, args, in->vals))
         return false;
     for (uint32_t i = 0; i < p->prog->nsteps; i++) {

@@ -36,6 +36,8 @@ struct tj_plan_instance {
     size_t step_ws; // offset of the running step's own workspace
     bool placed;    // offsets are right for `bytes` (constant sizes: for good)
     bool filled;    // constant tables are filled
+    bool known;     // all tables are right for `vals`
+    bool same;      // this run's sizes are the last run's: known before, and vals didn't change
 };
 struct tj_plan {
     atomic_int refs;
