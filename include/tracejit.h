@@ -74,10 +74,10 @@ enum trace_device { TRACE_DEVICE_CPU, TRACE_DEVICE_CUDA, TRACE_DEVICE_AUTO };
 /* RECORD: the body runs each time and is recorded anew. REPLAY: the body is skipped once two runs over inputs alike
  * have recorded the same. EAGER: ops run at once, the region only ends their lifetime. */
 enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
-/* Which extents of plans are symbols, so that one plan serves many shapes. AUTO: the first plan is exact; an extent of an
- * input, or an argument of an op that gives one, that is seen with a second value is a symbol from then on. OFF: a plan
- * for each combination of shapes. ON: all extents of the declared inputs from the first plan on. Results have the same
- * bits in each. */
+/* Which extents of plans are symbols, so that one plan serves many shapes. AUTO: the first plan is exact; an extent of
+ * an input, or an argument of an op that gives one, that is seen with a second value is a symbol from then on. OFF: a
+ * plan for each combination of shapes. ON: all extents of the declared inputs from the first plan on. Results have the
+ * same bits in each. */
 enum trace_dynamic { TRACE_DYNAMIC_AUTO, TRACE_DYNAMIC_OFF, TRACE_DYNAMIC_ON };
 /* FAST allows contraction across ops and folding that changes rounding; what it allows need not be done, and this
  * version does none of it. */
@@ -111,8 +111,8 @@ enum trace_budget {
     TRACE_BUDGET_KERNELS
 };
 /* What happens when a budget is used up. WIDEN: the last plan that fits gets symbols for all extents of the inputs;
- * after that cold plans are dropped where that helps, else the run fails. EVICT: cold plans are dropped. INTERPRET: runs
- * without a plan go through the interpreter. FAIL: they end with TRACE_ERR_BUDGET. */
+ * after that cold plans are dropped where that helps, else the run fails. EVICT: cold plans are dropped. INTERPRET:
+ * runs without a plan go through the interpreter. FAIL: they end with TRACE_ERR_BUDGET. */
 enum trace_budget_policy { TRACE_BUDGET_WIDEN, TRACE_BUDGET_EVICT, TRACE_BUDGET_INTERPRET, TRACE_BUDGET_FAIL };
 enum trace_format { TRACE_FORMAT_TEXT, TRACE_FORMAT_JSON, TRACE_FORMAT_PROMETHEUS, TRACE_FORMAT_HTML };
 enum { TRACE_GELU_NONE, TRACE_GELU_TANH };
@@ -167,6 +167,12 @@ typedef struct trace_context_options {
     void *stream;        /* CUDA: the CUstream to use */
     size_t memory_limit; /* bytes of tensors and workspaces; 0: none */
     size_t code_limit;   /* bytes of compiled code kept; 0: 256 MB */
+    /* Memory of compiled code, all three or none, called from any thread. map: `bytes` (whole pages) of page-aligned
+     * writable memory, NULL on failure; seal: makes it executable and no longer writable, 0 on success; unmap. */
+    void *(*code_map)(void *user, size_t bytes);
+    int (*code_seal)(void *user, void *p, size_t bytes);
+    void (*code_unmap)(void *user, void *p, size_t bytes);
+    void *code_user;
 } trace_context_options;
 
 typedef struct trace_region_options {
@@ -214,8 +220,8 @@ typedef struct trace_stats {
     uint64_t bytes_live;  /* tensors and workspaces now */
     uint64_t bytes_moved; /* read and written by kernels, estimated from their shapes */
     uint64_t bytes_code, bytes_packed;
-    uint64_t fused_away; /* ops without a kernel of their own, over all plans made */
-    uint64_t padding_bytes; /* by which buckets rounded workspaces of runs up */
+    uint64_t fused_away;     /* ops without a kernel of their own, over all plans made */
+    uint64_t padding_bytes;  /* by which buckets rounded workspaces of runs up */
     uint64_t checks;         /* plan runs compared with the interpreter */
     uint64_t check_failures; /* of these, those that differed */
     uint64_t bucket_bytes;   /* workspace that runs with buckets used, padding included: padding_bytes of it in percent
@@ -382,10 +388,10 @@ TRACE_API size_t trace_region_workspace(const trace_region *r);
 TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int dim, int64_t min, int64_t max);
 /* Buckets of an input's dim, before the first run: the dim is a symbol, and each bucket has a plan whose workspaces are
  * laid out for its largest size, so that sizes within it neither compile nor allocate. Ops still compute the logical
- * extents alone: nothing reads padding, results are those of exact plans and have their exact size. POWERS: 1, 2, 4, ...
- * (sizes NULL). LIST: these sizes, ascending; a run beyond the last one is TRACE_ERR_SHAPE, a declared bound beyond it
- * TRACE_ERR_ARGUMENT. LEARNED: powers of two until 64 runs were seen (or a profile was loaded), then the at most n (0: 4)
- * sizes that waste least (sizes NULL). stats: padding_bytes, bucket_bytes. */
+ * extents alone: nothing reads padding, results are those of exact plans and have their exact size. POWERS: 1, 2, 4,
+ * ... (sizes NULL). LIST: these sizes, ascending; a run beyond the last one is TRACE_ERR_SHAPE, a declared bound beyond
+ * it TRACE_ERR_ARGUMENT. LEARNED: powers of two until 64 runs were seen (or a profile was loaded), then the at most n
+ * (0: 4) sizes that waste least (sizes NULL). stats: padding_bytes, bucket_bytes. */
 TRACE_API enum trace_status trace_region_buckets(trace_region *r, int input, int dim, enum trace_buckets kind,
                                                  const int64_t *sizes, size_t n);
 /* Limits what a region (a context: all its regions and single ops together) compiles and keeps, from now on. limit: at

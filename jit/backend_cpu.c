@@ -35,11 +35,19 @@ static void fill_helpers(struct tj_jit *jit) {
     HELPER(TJ_H_LOG1P, log1p, fn1);
 }
 
+tj_status tj_jit_compile(struct tj_jit *jit, struct tj_unit *units, size_t n, unsigned want,
+                         struct tj_compile_result *out) {
+    tj_exec_from = jit->exec.map ? &jit->exec : NULL;
+    tj_status s = jit->api->compile(jit->compiler, units, n, want, out);
+    tj_exec_from = NULL;
+    return s;
+}
+
 static tj_status compile_units(void *user, struct tj_unit *units, size_t n, struct tj_compile_result *out) {
     struct tj_jit *jit = user;
     const struct tj_env *env = &jit->ctx->env;
     unsigned want = (env->dump[0] ? TJ_WANT_TEXT : 0) | (env->perf ? TJ_WANT_SYMBOLS : 0);
-    tj_status s = jit->api->compile(jit->compiler, units, n, want, out);
+    tj_status s = tj_jit_compile(jit, units, n, want, out);
     if (!s && env->perf)
         tj_perf_tell(env, units, n, out);
     tj_free(out->symbols);
@@ -87,12 +95,13 @@ static void jit_free(struct tj_jit *jit) {
 static tj_status cpu_create(trace_context *ctx, void **state) {
     char err[256] = "";
     *state = NULL;
-    if (!tj_exec_allowed())
+    if (!ctx->opt.code_map && !tj_exec_allowed())
         return tj_fail(TRACE_ERR_UNAVAILABLE, "the system forbids executable memory; programs run in the interpreter");
     struct tj_jit *jit = tj_calloc(1, sizeof *jit);
     if (!jit)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
     jit->ctx = ctx;
+    jit->exec = (struct tj_exec_host){ctx->opt.code_map, ctx->opt.code_seal, ctx->opt.code_unmap, ctx->opt.code_user};
     fill_helpers(jit);
     static const char *const dirs[] = {TJ_LLVM_DEFAULT_DIR, NULL};
     jit->dl = tj_dl_open(ctx->env.llvm, MODULE, dirs[0][0] ? dirs : dirs + 1, err, sizeof err);

@@ -14,7 +14,12 @@ struct tj_jit {
     tj_mutex pack_lock;              // guards every storage's list of packed copies
     atomic_uint dump_serial;         // numbers the files of TRACEJIT_DUMP
     const void *helpers[TJ_HELPERS]; // C functions kernels may call
+    struct tj_exec_host exec;        // the host's executable memory; map NULL: the system's
 };
+
+// Compiles units into memory of the context's choice.
+tj_status tj_jit_compile(struct tj_jit *jit, struct tj_unit *units, size_t n, unsigned want,
+                         struct tj_compile_result *out);
 
 // ---- names of kernels (perf.c) --------------------------------------------------------------------------------------
 

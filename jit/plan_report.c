@@ -154,7 +154,7 @@ tj_status tj_plan_code(struct tj_plan *p, uint32_t kernel, const char **text) {
     struct tj_jit *jit = tj_plan_jit(p);
     struct tj_compile_result res;
     memset(&res, 0, sizeof res);
-    tj_status s = jit->api->compile(jit->compiler, units, n, TJ_WANT_TEXT, &res);
+    tj_status s = tj_jit_compile(jit, units, n, TJ_WANT_TEXT, &res);
     if (!s)
         tj_exec_unmap(&res.code);
     tj_free(res.ir);

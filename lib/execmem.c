@@ -9,6 +9,7 @@
 #include "perf.h"
 
 bool tj_exec_forbid;
+_Thread_local const struct tj_exec_host *tj_exec_from;
 
 static tj_status forbidden(const char *call, int err) {
     return tj_fail(TRACE_ERR_UNAVAILABLE, "the system forbids executable memory (%s: %s)", call, strerror(err));
@@ -25,6 +26,21 @@ tj_status tj_exec_reserve(size_t n, struct tj_exec *out) {
         return tj_fail(TRACE_ERR_MEMORY, "no memory for %zu bytes of code", bytes);
     }
     int saved = errno;
+    const struct tj_exec_host *host = tj_exec_from;
+    if (host) {
+        void *m = host->map(host->user, bytes);
+        if (!m || (uintptr_t)m % page) {
+            if (m) {
+                host->unmap(host->user, m, bytes);
+            }
+            return tj_fail(TRACE_ERR_MEMORY,
+                           m ? "code_map gave memory that is not page-aligned"
+                             : "code_map of the context refused %zu bytes",
+                           bytes);
+        }
+        *out = (struct tj_exec){.base = m, .bytes = bytes, .host = host};
+        return TRACE_OK;
+    }
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         tj_status st = tj_fail(TRACE_ERR_MEMORY, "no memory for %zu bytes of code: %s", bytes, strerror(errno));
@@ -40,7 +56,11 @@ tj_status tj_exec_seal(struct tj_exec *e) {
         return forbidden("test hook", EACCES);
     }
     int saved = errno;
-    if (mprotect(e->base, e->bytes, PROT_READ | PROT_EXEC)) {
+    if (e->host) {
+        if (e->host->seal(e->host->user, e->base, e->bytes)) {
+            return tj_fail(TRACE_ERR_UNAVAILABLE, "code_seal of the context refused %zu bytes", e->bytes);
+        }
+    } else if (mprotect(e->base, e->bytes, PROT_READ | PROT_EXEC)) {
         // ENOMEM: the kernel's limit on the number of mappings.
         tj_status st = errno == ENOMEM ? tj_fail(TRACE_ERR_MEMORY, "no memory to seal %zu bytes of code", e->bytes)
                                        : forbidden("mprotect", errno);
@@ -68,7 +88,11 @@ void tj_exec_unmap(struct tj_exec *e) {
     if (e->base) {
         tj_perf_remove(e->debug);
         tj_frames_remove(&e->frames);
-        (void)munmap(e->base, e->bytes);
+        if (e->host) {
+            e->host->unmap(e->host->user, e->base, e->bytes);
+        } else {
+            (void)munmap(e->base, e->bytes);
+        }
     }
     *e = (struct tj_exec){0};
 }

@@ -1029,6 +1029,69 @@ START_TEST(few_instances_are_kept) {
 }
 END_TEST
 
+// ---- executable memory of the host ----------------------------------------------------------------------------------
+
+static struct {
+    atomic_int maps, seals, unmaps, refuse; // refuse: 1 maps, 2 seals
+    atomic_size_t live;
+} pages;
+static void *host_map(void *user, size_t bytes) {
+    ck_assert_ptr_eq(user, &pages);
+    if (atomic_load(&pages.refuse) == 1)
+        return NULL;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    atomic_fetch_add(&pages.maps, 1);
+    atomic_fetch_add(&pages.live, bytes);
+    return p == MAP_FAILED ? NULL : p;
+}
+static int host_seal(void *user, void *p, size_t bytes) {
+    (void)user;
+    if (atomic_load(&pages.refuse) == 2)
+        return -1;
+    atomic_fetch_add(&pages.seals, 1);
+    return mprotect(p, bytes, PROT_READ | PROT_EXEC);
+}
+static void host_unmap(void *user, void *p, size_t bytes) {
+    (void)user;
+    atomic_fetch_add(&pages.unmaps, 1);
+    atomic_fetch_sub(&pages.live, bytes);
+    ck_assert_int_eq(munmap(p, bytes), 0);
+}
+
+START_TEST(executable_memory_is_the_hosts) {
+    static float want[RESULTS], out[RESULTS];
+    trace_context_options o = {
+        .code_map = host_map, .code_seal = host_seal, .code_unmap = host_unmap, .code_user = &pages, .threads = 1};
+    bool jit = strcmp(tj_backend_cpu.name, "none") != 0;
+    struct host h;
+    ck_assert(host_open(&h, (trace_context_options){.threads = 1}));
+    TJ_ASSERT_OK(host_run(&h, want, nothing));
+    host_close(&h);
+    for (int refuse = 0; refuse <= 2; refuse++) {
+        memset(&pages, 0, sizeof pages);
+        atomic_store(&pages.refuse, refuse);
+        ck_assert(host_open(&h, o));
+        if (refuse == 1 && jit) { // out of code memory: a status, and the next run is right
+            ck_assert_int_eq(host_run(&h, out, nothing), TRACE_ERR_MEMORY);
+            host_close(&h);
+            atomic_store(&pages.refuse, 0);
+            ck_assert(host_open(&h, o));
+        }
+        TJ_ASSERT_OK(host_run(&h, out, nothing)); // what can't be sealed is interpreted
+        ck_assert(refuse == 2 || !memcmp(out, want, sizeof out));
+        host_close(&h);
+        ck_assert(!jit || atomic_load(&pages.maps) > 0);
+        ck_assert(!jit || refuse == 2 || atomic_load(&pages.seals) == atomic_load(&pages.maps));
+        ck_assert_int_eq(atomic_load(&pages.unmaps), atomic_load(&pages.maps));
+        ck_assert_uint_eq(atomic_load(&pages.live), 0);
+    }
+    trace_context *ctx;
+    o.code_seal = NULL;
+    o.size = sizeof o;
+    TJ_ASSERT_STATUS(trace_context_create(&o, &ctx), TRACE_ERR_ARGUMENT);
+}
+END_TEST
+
 int main(int argc, char **argv) {
     const struct {
         const TTest *test;
@@ -1050,7 +1113,8 @@ int main(int argc, char **argv) {
                  {leaks_are_told, 1},
                  {ends_on_another_thread, 1},
                  {shutdown_and_cancel, 1},
-                 {few_instances_are_kept, 1}};
+                 {few_instances_are_kept, 1},
+                 {executable_memory_is_the_hosts, 1}};
     Suite *s = suite_create("host");
     for (size_t i = 0; i < TJ_COUNT(tests); i++) {
         bool wanted = argc < 2;

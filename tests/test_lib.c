@@ -512,7 +512,7 @@ static void protection(const void *p, char out[5]) {
 }
 
 START_TEST(executable_memory) {
-    struct tj_exec e;
+    struct tj_exec e = {0};
     char prot[5];
     if (!tj_exec_allowed()) {
         TJ_ASSERT_STATUS(tj_exec_map(forty_two, sizeof forty_two, &e), TRACE_ERR_UNAVAILABLE);

@@ -62,6 +62,8 @@ static tj_status check_options(const trace_context_options *o) {
                        MAX_THREADS);
     if (!o->alloc != !o->free)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_create: alloc and free go together; only one is set");
+    if (!o->code_map != !o->code_seal || !o->code_map != !o->code_unmap)
+        return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_create: code_map, code_seal and code_unmap go together");
     return TRACE_OK;
 }
 
