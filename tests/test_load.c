@@ -27,7 +27,8 @@
     X(last_error)                                                                                                      \
     X(from)                                                                                                            \
     X(release)                                                                                                         \
-    X(read_at) X(region_create) X(region_release) X(begin_at) X(end_at) X(matmul_at) X(softmax_at) X(exp_at) X(sum_at) \
+    X(read_at)                                                                                                         \
+    X(region_create) X(region_release) X(begin_at) X(end_at) X(matmul_at) X(softmax_at) X(exp_at) X(sum_at)            \
         X(add_f_at) X(select_at)
 struct library {
     void *handle;
