@@ -19,6 +19,7 @@
 
 // ---- the library through pointers -----------------------------------------------------------------------------------
 
+// clang-format off
 #define FUNCTIONS(X)                                                                                                   \
     X(context_create)                                                                                                  \
     X(context_release)                                                                                                 \
@@ -30,6 +31,7 @@
     X(read_at)                                                                                                         \
     X(region_create) X(region_release) X(begin_at) X(end_at) X(matmul_at) X(softmax_at) X(exp_at) X(sum_at)            \
         X(add_f_at) X(select_at)
+// clang-format on
 struct library {
     void *handle;
 #define MEMBER(f) __typeof__(&trace_##f) f;
