@@ -463,7 +463,51 @@ START_TEST(bucket_misuse) {
 }
 END_TEST
 
+static int allocs_left; // -1: any number
+static void *limited_alloc(void *user, size_t bytes, size_t align) {
+    (void)user;
+    if (!allocs_left)
+        return NULL;
+    allocs_left -= allocs_left > 0;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+static void limited_free(void *user, void *p, size_t bytes) {
+    (void)user, (void)bytes;
+    free(p);
+}
+
+// A run that finds no memory for larger sizes leaves nothing of them behind: the next one over the same sizes, or over
+// the ones before, is right.
+START_TEST(run_without_memory_then_again) {
+    struct weights w;
+    allocs_left = -1;
+    TJ_ASSERT_OK(
+        trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .alloc = limited_alloc, .free = limited_free), &ctx));
+    load(&w);
+    trace_region *exact = region("exact", TRACE_DYNAMIC_OFF), *r = region("dynamic", TRACE_DYNAMIC_ON);
+    same(run(r, transformer, &w, 2, 5), run(exact, transformer, &w, 2, 5), 2, 5);
+    for (int64_t s = 30; s <= 240; s *= 2) { // a larger workspace each time
+        T *x = TENSOR(1, 3, s, D), *mask = TENSOR(2, 3, s), *y = NULL;
+        if (trace_begin(r, TRACE_ARGS(x, mask)))
+            y = transformer(&w, x, mask);
+        allocs_left = 0;
+        tj_status st = trace_end(r, &y, 1);
+        allocs_left = -1;
+        trace_release(x), trace_release(mask), trace_release(y);
+        TJ_ASSERT_STATUS(st, TRACE_ERR_MEMORY);
+        if (s == 60)
+            same(run(r, transformer, &w, 2, 5), run(exact, transformer, &w, 2, 5), 2, 5);
+        same(run(r, transformer, &w, 3, s), run(exact, transformer, &w, 3, s), 3, s);
+        same(run(r, transformer, &w, 3, s), run(exact, transformer, &w, 3, s), 3, s);
+        same(run(r, transformer, &w, 2, 5), run(exact, transformer, &w, 2, 5), 2, 5);
+    }
+    trace_region_release(exact), trace_region_release(r);
+    unload(&w);
+    trace_context_release(ctx);
+}
+END_TEST
+
 TJ_TEST_MAIN("dynamic", buckets_of_powers, buckets_of_a_list, bucket_workspaces_stay, learned_buckets, bucket_misuse,
-             reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets,
-             budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared, computed_auto,
-             computed_on, attention_auto, attention_declared)
+             run_without_memory_then_again, reasons_name_symbols_and_ops, budget_widens_no_exact_plans,
+             budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse, transformer_auto,
+             transformer_on, transformer_declared, computed_auto, computed_on, attention_auto, attention_declared)
