@@ -326,6 +326,10 @@ class region {
     status dynamic(int input, int dim, std::int64_t min, std::int64_t max) const {
         return trace_region_dynamic(r_, input, dim, min, max);
     }
+    // Buckets of a dim of a declared input; before the first run. sizes go with TRACE_BUCKETS_LIST.
+    status buckets(int input, int dim, trace_buckets kind, std::initializer_list<std::int64_t> sizes = {}) const {
+        return trace_region_buckets(r_, input, dim, kind, sizes.size() ? sizes.begin() : nullptr, sizes.size());
+    }
     // Limits what the region compiles and keeps; -1: no limit.
     status budget(trace_budget what, std::int64_t limit, trace_budget_policy policy) const {
         return trace_region_budget(r_, what, limit, policy);

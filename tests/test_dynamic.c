@@ -16,8 +16,8 @@ static struct {
     char what[600], budget[600];
 } last;
 
-static void on_event(void *user, const trace_event *e) {
-    (void)user;
+static pthread_mutex_t last_lock = PTHREAD_MUTEX_INITIALIZER;
+static void note(const trace_event *e) {
     last.fallbacks += e->kind == TRACE_EVENT_FALLBACK;
     if (e->kind == TRACE_EVENT_BUDGET) {
         last.budgets++;
@@ -28,6 +28,13 @@ static void on_event(void *user, const trace_event *e) {
     last.recompiles++;
     last.input = e->input, last.dim = e->dim, last.from = e->from, last.to = e->to;
     (void)snprintf(last.what, sizeof last.what, "%s", e->what);
+}
+
+static void on_event(void *user, const trace_event *e) {
+    (void)user;
+    pthread_mutex_lock(&last_lock);
+    note(e);
+    pthread_mutex_unlock(&last_lock);
 }
 
 static void open_context(void) {
@@ -507,7 +514,54 @@ START_TEST(run_without_memory_then_again) {
 }
 END_TEST
 
-TJ_TEST_MAIN("dynamic", buckets_of_powers, buckets_of_a_list, bucket_workspaces_stay, learned_buckets, bucket_misuse,
-             run_without_memory_then_again, reasons_name_symbols_and_ops, budget_widens_no_exact_plans,
-             budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse, transformer_auto,
-             transformer_on, transformer_declared, computed_auto, computed_on, attention_auto, attention_declared)
+// ---- threads --------------------------------------------------------------------------------------------------------
+
+enum { MIXED_THREADS = 16, MIXED_RUNS = 12 };
+static trace_region *mixed;
+static T *mixed_w;
+static T *mix(T *x) { return trace_softmax(trace_relu(trace_linear(trace_mul_f(x, 2), mixed_w, TRACE_NONE)), 0); }
+static void *mixed_thread(void *arg) {
+    uint64_t seed = (uint64_t)(intptr_t)arg + 1;
+    for (int i = 0; i < MIXED_RUNS; i++) {
+        int64_t n = 1 + (int64_t)(tj_test_random(&seed) % 40);
+        T *x = TENSOR(seed, n, D), *y = NULL;
+        if (trace_begin(mixed, TRACE_ARGS(x)))
+            y = mix(x);
+        if (trace_end(mixed, &y, 1))
+            return "a run failed";
+        T *z = mix(x); // op by op
+        const void *p, *q;
+        if (!z || trace_data(y, &p) || trace_data(z, &q) || memcmp(p, q, (size_t)trace_numel(y) * 4))
+            return "results differ";
+        trace_release(x), trace_release(y), trace_release(z);
+    }
+    return NULL;
+}
+// One begins with a shape, all others with others: an exact graph, then one with a symbol that all wait for.
+START_TEST(threads_with_mixed_shapes) {
+    open_context();
+    mixed_w = TENSOR(9, 8, D);
+    mixed = region("mixed", TRACE_DYNAMIC_AUTO);
+    pthread_t t[MIXED_THREADS];
+    for (intptr_t i = 0; i < MIXED_THREADS; i++)
+        ck_assert_int_eq(pthread_create(&t[i], NULL, mixed_thread, (void *)i), 0);
+    for (int i = 0; i < MIXED_THREADS; i++) {
+        void *bad;
+        pthread_join(t[i], &bad);
+        ck_assert_msg(!bad, "%s: %s", (const char *)bad, trace_last_error(ctx));
+    }
+    trace_stats s = {.size = sizeof s};
+    trace_region_stats(mixed, &s);
+    ck_assert_uint_eq(s.runs, MIXED_THREADS * MIXED_RUNS);
+    ck_assert_msg(NO_JIT || s.graphs == 2, "%llu graphs: %s", (unsigned long long)s.graphs, last.what);
+    trace_release(mixed_w);
+    trace_region_release(mixed);
+    trace_context_release(ctx);
+}
+END_TEST
+
+TJ_TEST_MAIN("dynamic", threads_with_mixed_shapes, buckets_of_powers, buckets_of_a_list, bucket_workspaces_stay,
+             learned_buckets, bucket_misuse, run_without_memory_then_again, reasons_name_symbols_and_ops,
+             budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse,
+             transformer_auto, transformer_on, transformer_declared, computed_auto, computed_on, attention_auto,
+             attention_declared)

@@ -19,6 +19,9 @@ static void text_counters(struct tj_strbuf *sb, const trace_stats *s, const char
     if (s->checks)
         tj_sb_printf(sb, "%sruns checked against the interpreter %llu, different %llu\n", indent,
                      (unsigned long long)s->checks, (unsigned long long)s->check_failures);
+    if (s->bucket_bytes)
+        tj_sb_printf(sb, "%sworkspaces of buckets: %.1f%% padding\n", indent,
+                     100.0 * (double)s->padding_bytes / (double)s->bucket_bytes);
     tj_sb_printf(sb, "%sms: recording %.3f, running %.3f (worst run %.3f), compiling %.3f\n", indent,
                  (double)s->record_ns / 1e6, (double)s->run_ns / 1e6, (double)s->worst_run_ns / 1e6,
                  (double)(s->schedule_ns + s->emit_ns + s->codegen_ns) / 1e6);
