@@ -434,6 +434,17 @@ START_TEST(learned_buckets) {
     ck_assert_uint_eq(graphs(r), before);
     ck_assert(NO_JIT || graphs(r) <= 4); // two powers of two, then the two learned
     ck_assert_uint_le(stats(r).padding_bytes - a.padding_bytes, stats(r).bucket_bytes - a.bucket_bytes);
+    static char text[1 << 20];
+    static const char *const says[] = {
+        "buckets of dim 1 of input 0: up to 5 in 110 runs, up to 102 in 110 runs; 0.9% of",
+        "\"sizes\":[{\"size\":5,\"runs\":110},{\"size\":102,\"runs\":110}]", NULL,
+        "Buckets of dim 1 of input 0: 0.9% padding"};
+    for (int f = TRACE_FORMAT_TEXT; f <= TRACE_FORMAT_HTML; f++) {
+        if (says[f]) {
+            TJ_ASSERT_OK(trace_explain(r, (enum trace_format)f, text, sizeof text, NULL));
+            ck_assert_msg(strstr(text, says[f]) != NULL, "%s", text);
+        }
+    }
     trace_region_release(r);
     trace_context_release(ctx);
 }

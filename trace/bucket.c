@@ -106,6 +106,28 @@ bool tj_bucket_covers(const struct tj_bucket_dim *d, int64_t size) {
     return d->kind != TRACE_BUCKETS_LIST || !s || size <= s->size[s->n - 1];
 }
 
+uint32_t tj_bucket_counts(const struct trace_region *r, uint32_t i, const struct tj_profile_view *v,
+                          struct tj_bucket_count *out, uint32_t cap, double *waste) {
+    const struct tj_bucket_dim *d = &r->buckets[i];
+    const struct tj_bucket_sizes *s = atomic_load_explicit(&d->sizes, memory_order_acquire);
+    struct tj_profile_value *values = NULL;
+    int64_t n = tj_profile_values(v, d->input, d->dim, &values);
+    uint32_t found = 0;
+    double sizes = 0, rounded = 0;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t size = capacity(s, values[k].value);
+        if (!found || (out[found - 1].size != size && found < cap))
+            out[found++] = (struct tj_bucket_count){size, 0};
+        out[found - 1].size = size;
+        out[found - 1].runs += values[k].count;
+        sizes += (double)values[k].value * (double)values[k].count;
+        rounded += (double)size * (double)values[k].count;
+    }
+    *waste = rounded > 0 ? 100 * (rounded - sizes) / rounded : 0;
+    tj_free(values);
+    return found;
+}
+
 void tj_bucket_free(struct trace_region *r) {
     for (uint32_t i = 0; i < r->nbuckets; i++)
         tj_free(atomic_load(&r->buckets[i].sizes));

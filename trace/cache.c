@@ -340,6 +340,17 @@ static void explain(const struct tj_entry *old, const struct tj_segment *s, uint
     const struct tj_trace *a = &old->trace, *b = s->trace;
     char x[260], y[260];
     *r = (struct reason){.input = -1, .dim = -1};
+    for (uint32_t i = 0; i < s->ncaps && i < old->seg.ncaps; i++) {
+        const struct tj_capacity *p = &old->seg.caps[i], *q = &s->caps[i];
+        char name[64];
+        if (p->size == q->size || !tj_trace_alike(a, b))
+            continue;
+        r->input = leaf_name(b, q->leaf, declared, name, sizeof name);
+        r->dim = (int)q->dim, r->from = p->size, r->to = q->size;
+        (void)snprintf(r->text, sizeof r->text, "%s: the bucket of dim %d was %lld, is %lld", name, r->dim,
+                       (long long)p->size, (long long)q->size);
+        return;
+    }
     struct tj_guard_miss miss;
     if (old->symbolic && old->plan && relatives(old, s) && !old->ctx->backend->serves(old->plan, b, &miss)) {
         explain_guard(b, &miss, declared, r);

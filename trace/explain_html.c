@@ -471,6 +471,23 @@ static void recompiles(struct tj_strbuf *sb, const struct tj_explain_region *g) 
 }
 
 // What the declared inputs looked like, run by run; where only few dims differ from run to run, that says it all.
+static void buckets(struct tj_strbuf *sb, const struct tj_explain_region *g) {
+    struct tj_bucket_count b[16];
+    double waste;
+    for (uint32_t i = 0; i < g->region->nbuckets; i++) {
+        uint32_t n = tj_bucket_counts(g->region, i, &g->shapes, b, TJ_COUNT(b), &waste);
+        uint64_t most = 1;
+        for (uint32_t k = 0; k < n; k++)
+            most = b[k].runs > most ? b[k].runs : most;
+        tj_sb_printf(sb, "<h3>Buckets of dim %u of input %u: %.1f%% padding</h3><div class=\"hist\">",
+                     g->region->buckets[i].dim, g->region->buckets[i].input, waste);
+        for (uint32_t k = 0; k < n; k++)
+            tj_sb_printf(sb, "<code>up to %lld</code><i><s style=\"width:%.1f%%\"></s></i><span>%llu</span>",
+                         (long long)b[k].size, percent((double)b[k].runs, (double)most), (unsigned long long)b[k].runs);
+        tj_sb_puts(sb, "</div>");
+    }
+}
+
 static void shapes(struct tj_strbuf *sb, const struct tj_profile_view *v) {
     enum { SHOWN = 12 };
     uint64_t rest = v->other;
@@ -523,6 +540,7 @@ static void region(struct tj_strbuf *sb, const struct tj_explain *x, uint32_t i)
     recompiles(sb, g);
     tj_sb_puts(sb, "</div><div>");
     shapes(sb, &g->shapes);
+    buckets(sb, g);
     tj_sb_puts(sb, "</div></div>");
     tj_sb_puts(sb, g->nplans ? "<h3>Plans</h3>" : "");
     for (uint32_t p = 0; p < g->nplans; p++)

@@ -105,6 +105,38 @@ static void text_shapes(struct tj_strbuf *sb, const struct tj_profile_view *v) {
         tj_sb_printf(sb, "  other shapes in %llu runs\n", (unsigned long long)rest);
 }
 
+static void text_buckets(struct tj_strbuf *sb, const struct tj_explain_region *g) {
+    struct tj_bucket_count b[16];
+    double waste;
+    for (uint32_t i = 0; i < g->region->nbuckets; i++) {
+        uint32_t n = tj_bucket_counts(g->region, i, &g->shapes, b, TJ_COUNT(b), &waste);
+        tj_sb_printf(sb, "  buckets of dim %u of input %u:", g->region->buckets[i].dim, g->region->buckets[i].input);
+        for (uint32_t k = 0; k < n; k++)
+            tj_sb_printf(sb, "%s up to %lld in %llu runs", k ? "," : "", (long long)b[k].size,
+                         (unsigned long long)b[k].runs);
+        if (n)
+            tj_sb_printf(sb, "; %.1f%% of it padding\n", waste);
+        else
+            tj_sb_puts(sb, " no runs yet\n");
+    }
+}
+
+static void json_buckets(struct tj_strbuf *sb, const struct tj_explain_region *g) {
+    struct tj_bucket_count b[16];
+    double waste;
+    tj_sb_puts(sb, "\"buckets\":[");
+    for (uint32_t i = 0; i < g->region->nbuckets; i++) {
+        uint32_t n = tj_bucket_counts(g->region, i, &g->shapes, b, TJ_COUNT(b), &waste);
+        tj_sb_printf(sb, "%s{\"input\":%u,\"dim\":%u,\"padding_percent\":%.2f,\"sizes\":[", i ? "," : "",
+                     g->region->buckets[i].input, g->region->buckets[i].dim, waste);
+        for (uint32_t k = 0; k < n; k++)
+            tj_sb_printf(sb, "%s{\"size\":%lld,\"runs\":%llu}", k ? "," : "", (long long)b[k].size,
+                         (unsigned long long)b[k].runs);
+        tj_sb_puts(sb, "]}");
+    }
+    tj_sb_puts(sb, "],");
+}
+
 static void text_region(struct tj_strbuf *sb, const struct tj_explain *x, const struct tj_explain_region *g) {
     const trace_stats *s = &g->stats;
     tj_sb_printf(sb, "region '%s': %llu runs, %u plan%s, %llu hits, %llu misses, %llu recompiles, %llu breaks\n",
@@ -114,6 +146,7 @@ static void text_region(struct tj_strbuf *sb, const struct tj_explain *x, const 
     for (uint32_t i = 0; i < g->nplans; i++)
         text_plan(sb, x, g, &g->plans[i]);
     text_shapes(sb, &g->shapes);
+    text_buckets(sb, g);
     if (g->recompiles_before)
         tj_sb_printf(sb, "  %llu earlier recompiles are not kept\n", (unsigned long long)g->recompiles_before);
     for (uint32_t i = 0; i < g->nrecompiles; i++) {
@@ -288,7 +321,9 @@ static void json_region(struct tj_strbuf *sb, const struct tj_explain_region *g,
     sep = ",";
     TJ_STATS(X)
 #undef X
-    tj_sb_printf(sb, "},\"shapes\":{\"runs\":%llu,\"other\":%llu,\"seen\":[", (unsigned long long)g->shapes.total,
+    tj_sb_puts(sb, "},");
+    json_buckets(sb, g);
+    tj_sb_printf(sb, "\"shapes\":{\"runs\":%llu,\"other\":%llu,\"seen\":[", (unsigned long long)g->shapes.total,
                  (unsigned long long)g->shapes.other);
     for (uint32_t i = 0; i < g->shapes.n; i++) {
         const struct tj_profile_combination *c = &g->shapes.rows[i];

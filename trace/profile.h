@@ -44,6 +44,14 @@ struct tj_profile_value {
     uint64_t count;
 };
 int64_t tj_profile_values(const struct tj_profile_view *v, uint32_t input, uint32_t dim, struct tj_profile_value **out);
+// The buckets that the values of bucketed dim i of r fall into, ascending, for reports: at most `cap`, the last one
+// takes the rest. *waste: percent by which they round the sizes seen up. 0: none, or out of memory.
+struct tj_bucket_count {
+    int64_t size;
+    uint64_t runs;
+};
+uint32_t tj_bucket_counts(const struct trace_region *r, uint32_t i, const struct tj_profile_view *v,
+                          struct tj_bucket_count *out, uint32_t cap, double *waste);
 // Adds counts read from a file: all of them, or none when out of memory (the error is set).
 bool tj_profile_add(struct trace_region *r, const struct tj_profile_combination *rows, uint32_t n, uint64_t other);
 #endif
