@@ -35,14 +35,6 @@ static void fill_helpers(struct tj_jit *jit) {
     HELPER(TJ_H_LOG1P, log1p, fn1);
 }
 
-tj_status tj_jit_compile(struct tj_jit *jit, struct tj_unit *units, size_t n, unsigned want,
-                         struct tj_compile_result *out) {
-    tj_exec_from = jit->exec.map ? &jit->exec : NULL;
-    tj_status s = jit->api->compile(jit->compiler, units, n, want, out);
-    tj_exec_from = NULL;
-    return s;
-}
-
 static tj_status compile_units(void *user, struct tj_unit *units, size_t n, struct tj_compile_result *out) {
     struct tj_jit *jit = user;
     const struct tj_env *env = &jit->ctx->env;

@@ -5,6 +5,7 @@
 // call compiles shares one mapping (a batch); the mapping goes when its last entry goes. Entries nobody holds are kept
 // for the next plan until the code they keep mapped exceeds the limit, then dropped oldest first.
 #include "kcache.h"
+#include "cpu_backend.h"
 
 #include <stdio.h>
 
@@ -252,4 +253,15 @@ uint64_t tj_kcache_bytes(struct tj_kcache *c) {
     uint64_t b = c->bytes;
     tj_unlock(&c->lock);
     return b;
+}
+
+// ---- compiling ------------------------------------------------------------------------------------------------------
+
+tj_status tj_jit_compile(struct tj_jit *jit, struct tj_unit *units, size_t n, unsigned want,
+                         struct tj_compile_result *out) {
+    const struct tj_exec_host *before = tj_exec_from; // a callback of the host's memory may compile
+    tj_exec_from = jit->exec.map ? &jit->exec : NULL;
+    tj_status s = jit->api->compile(jit->compiler, units, n, want, out);
+    tj_exec_from = before;
+    return s;
 }

@@ -547,20 +547,21 @@ tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in
     uint32_t scratch_small[64], *order = g->nbufs <= 64 ? scratch_small : tj_malloc(g->nbufs * sizeof *order);
     if (!order)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
-    size_t total = 0, step_max = 0, small = 0;
-    bool ok = true, roomy = in->caps && capacities(p, in);
+    size_t total = 0, step_max = 0, small = 0, tight = 0;
+    bool ok = true, roomy = in->caps && !in->tight && capacities(p, in);
     in->padding = 0;
     for (uint32_t b = 0; b < g->nbufs && ok; b++) {
         in->bytes[b] = 0;
         if (g->bufs[b].kind != TJ_BUF_TEMP)
             continue;
         ok = tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->vals[g->bufs[b].elems], &in->bytes[b]);
+    }
+    ok = ok && (!roomy || tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &tight, order));
+    for (uint32_t b = 0; b < g->nbufs && ok && roomy; b++) {
         size_t room = 0;
-        if (roomy && tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->caps[g->bufs[b].elems], &room) &&
-            room > in->bytes[b]) {
-            in->padding += room - in->bytes[b];
+        if (g->bufs[b].kind == TJ_BUF_TEMP &&
+            tj_tensor_bytes((tj_dtype)g->bufs[b].dtype, in->caps[g->bufs[b].elems], &room) && room > in->bytes[b])
             in->bytes[b] = room;
-        }
     }
     ok = ok && tj_memplan(g->nbufs, in->bytes, p->first, p->last, in->offset, &total, order);
     if (order != scratch_small)
@@ -581,12 +582,18 @@ tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in
                 step_max = n;
         }
         in->vals = vals;
-        in->padding += step_max - small;
+    }
+    if (roomy && (!ok || total > SIZE_MAX / 4)) {
+        in->tight = true;
+        return tj_instance_place(p, in, want);
     }
     if (!ok || total > SIZE_MAX / 4)
         return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
     in->step_ws = tj_round_up(total);
     *want = in->step_ws + step_max;
+    in->want = *want;
+    if (roomy && *want > tj_round_up(tight) + small)
+        in->padding = *want - tj_round_up(tight) - small;
     for (uint32_t i = 0; i < g->nsteps; i++)
         in->had[i] = in->packed[i] != NULL;
     return TRACE_OK;
@@ -655,13 +662,21 @@ static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in
             return s;
         if (want > in->ws_bytes) {
             unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
+            if (!ws && in->caps && !in->tight) { // the run itself may fit
+                in->tight = true;
+                s = tj_instance_place(p, in, &want);
+                ws = s || want <= in->ws_bytes ? NULL : tj_buffer_alloc(p->jit->ctx, want);
+                if (!s && want <= in->ws_bytes)
+                    goto placed;
+            }
             if (!ws)
-                return no_workspace(want);
+                return s ? s : no_workspace(want);
             if (in->ws)
                 tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
             in->ws = ws;
             in->ws_bytes = want;
         }
+    placed:
         in->placed = true;
     }
     tj_instance_fill(p, in, args);
@@ -883,7 +898,7 @@ tj_status tj_plan_run(struct tj_plan *p, const struct tj_run_args *args) {
         s = tj_plan_steps(p, in, args);
     if (!s && in->caps && args->padding) {
         *args->padding += in->padding;
-        *args->bucketed += in->ws_bytes;
+        *args->bucketed += in->want;
     }
     instance_give(p, in);
     return s;

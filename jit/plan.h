@@ -20,7 +20,9 @@ struct tj_plan_instance {
     struct tj_plan_instance *next;
     int64_t *vals;    // one an expression
     int64_t *caps;    // the same with bucketed symbols at their capacity; NULL: no buckets
-    uint64_t padding; // bytes by which capacities have grown the workspace
+    uint64_t padding; // bytes by which capacities have grown the workspace of `want` bytes
+    uint64_t want;
+    bool tight; // there is no room for capacities
     int64_t *ivals;
     unsigned char **bufs;
     union tj_scalar *svals;

@@ -1,7 +1,9 @@
 // lib/strbuf.c: growing text buffer.
 #include "strbuf.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -132,4 +134,19 @@ void tj_sb_dims(struct tj_strbuf *b, const int64_t *dims, size_t rank) {
 void tj_sb_free(struct tj_strbuf *b) {
     tj_free(b->s);
     *b = (struct tj_strbuf){0};
+}
+
+void tj_plain_numbers_enter(struct tj_plain_numbers *n) {
+    int saved = errno;
+    locale_t c = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+    n->plain = (void *)c;
+    n->before = c ? (void *)uselocale(c) : NULL;
+    errno = saved;
+}
+
+void tj_plain_numbers_leave(const struct tj_plain_numbers *n) {
+    if (n->plain) {
+        (void)uselocale((locale_t)n->before);
+        freelocale((locale_t)n->plain);
+    }
 }

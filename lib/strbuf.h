@@ -14,4 +14,10 @@ void tj_sb_json(struct tj_strbuf *b, const char *s);                    // quote
 void tj_sb_html(struct tj_strbuf *b, const char *s);                    // escaped for HTML text and attributes
 void tj_sb_dims(struct tj_strbuf *b, const int64_t *dims, size_t rank); // "[2, 3]"
 void tj_sb_free(struct tj_strbuf *b);
+// Numbers with a point on this thread, whatever the host's locale says. Nests; does nothing when out of memory.
+struct tj_plain_numbers {
+    void *plain, *before;
+};
+void tj_plain_numbers_enter(struct tj_plain_numbers *n);
+void tj_plain_numbers_leave(const struct tj_plain_numbers *n);
 #endif

@@ -318,7 +318,8 @@ START_TEST(reasons_name_symbols_and_ops) {
     scale(r, 6, 6, 8);
     ck_assert_ptr_nonnull(strstr(last.what, "input 0: extent of dim 0 was 4, is 6; a symbol from now on"));
     scale(r, 6, 6, 9); // a constant of a symbolic plan
-    ck_assert_ptr_nonnull(strstr(last.what, "input 0: extent of dim 1 was 8, is 9; a symbol from now on"));
+    ck_assert_ptr_nonnull(strstr(last.what, "input 0: extent of dim 1 was 8, is 9"));
+    ck_assert(NO_JIT || strstr(last.what, "; a symbol from now on"));
     ck_assert(last.input == 0 && last.dim == 1 && last.from == 8 && last.to == 9);
     scale(r, 9, 1, 9);
     if (!NO_JIT) {

@@ -23,9 +23,12 @@ static bool nearly(int what, int64_t used, int64_t limit) {
     return what == TRACE_BUDGET_COMPILES || what == TRACE_BUDGET_GRAPHS ? used + 1 >= limit : used >= limit - limit / 4;
 }
 
-static void ask(const struct tj_budget *b, bool context, struct tj_budget_answer *out) {
+// One compile and one graph more, reserved before the answer so that two threads don't get the same one.
+static void ask(struct tj_budget *b, bool context, struct tj_budget_answer *out) {
     for (int i = 0; i < TJ_BUDGETS; i++) {
-        int64_t limit = load(&b->limit[i]), used = load(&b->used[i]);
+        bool reserve = i == TRACE_BUDGET_COMPILES || i == TRACE_BUDGET_GRAPHS;
+        int64_t limit = load(&b->limit[i]);
+        int64_t used = atomic_fetch_add_explicit(&b->used[i], reserve, memory_order_relaxed);
         int policy = atomic_load_explicit(&b->policy[i], memory_order_relaxed);
         enum tj_verdict v = TJ_ALLOWED;
         if (!limit)
@@ -49,9 +52,7 @@ void tj_budget_ask(struct trace_region *r, struct tj_budget_answer *out) {
     ask(&r->budget, false, out);
     ask(&r->ctx->budget, true, out);
     if (out->verdict >= TJ_INTERPRET)
-        return;
-    add(r, TRACE_BUDGET_COMPILES, 1);
-    add(r, TRACE_BUDGET_GRAPHS, 1);
+        tj_budget_return(r);
 }
 
 void tj_budget_return(struct trace_region *r) {

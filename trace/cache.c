@@ -351,8 +351,9 @@ static void explain(const struct tj_entry *old, const struct tj_segment *s, uint
                        (long long)p->size, (long long)q->size);
         return;
     }
-    struct tj_guard_miss miss;
-    if (old->symbolic && old->plan && relatives(old, s) && !old->ctx->backend->serves(old->plan, b, &miss)) {
+    struct tj_guard_miss miss = {.node = TJ_NIL}; // stays so when memory is what is missing
+    if (old->symbolic && old->plan && relatives(old, s) && !old->ctx->backend->serves(old->plan, b, &miss) &&
+        miss.node < b->nnodes) {
         explain_guard(b, &miss, declared, r);
         return;
     }
@@ -542,11 +543,15 @@ static void enforce_limits(struct trace_region *r, const struct tj_entry *keep) 
             (void)snprintf(why, sizeof why, "the region's budget of %lld %s",
                            (long long)atomic_load(&r->budget.limit[what]), tj_budget_name(what));
         } else if (over_limit(ctx, &what, why, sizeof why)) {
-            int64_t most = atomic_load(&ctx->eager->budget.used[what]);
-            from = ctx->eager;
-            for (struct trace_region *o = ctx->regions; o; o = o->next) {
-                if (atomic_load(&o->budget.used[what]) > most)
-                    most = atomic_load(&(from = o)->budget.used[what]);
+            int64_t most = 0; // of those that have a plan to spare and are not on their way out
+            from = NULL;
+            for (struct trace_region *o = ctx->eager; o; o = o == ctx->eager ? ctx->regions : o->next) {
+                int64_t used = atomic_load(&o->budget.used[what]);
+                if (atomic_load(&o->budget.used[TRACE_BUDGET_GRAPHS]) > 1 && atomic_load(&o->refs) > 0 &&
+                    (!from || used > most)) {
+                    most = used;
+                    from = o;
+                }
             }
         } else {
             from = NULL;
@@ -948,6 +953,7 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
     } else {
         while (atomic_load(&e->state) == TJ_E_COMPILING) {
             if (e->process != tj_process()) { // a thread that fork left behind was making it
+                e->shadowed |= e->symbolic;   // of other sizes than these, maybe
                 e->process = tj_process();
                 e->maker = &tj_current;
                 *made = true;
@@ -981,11 +987,12 @@ static void publish(struct trace_region *r, struct tj_entry *e, tj_status st) {
     struct tj_cache *c = &r->cache;
     tj_lock(&c->lock);
     e->failed = st;
-    atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
-    if (st) {
+    if (st) { // first out of the table: a child of fork shall not find it dropped there
         unlink_entry(c, e);
         tj_budget_return(r);
-    } else {
+    }
+    atomic_store(&e->state, st ? TJ_E_DROPPED : TJ_E_READY);
+    if (!st) {
         (void)atomic_fetch_add(&c->code, e->info.bytes_code);
         tj_budget_made(r, (uint64_t)(e->ms * 1e6), e->info.new_kernels, e->info.bytes_code);
     }

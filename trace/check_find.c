@@ -527,12 +527,22 @@ static tj_status find_open(struct find *f) {
     for (uint32_t i = 0; i < f->c->seg->nwrites; i++)
         f->needed[f->c->seg->writes[i]] = true;
     mark_operands(f->t, f->needed);
+    // The first carried value that each node depends on, or TJ_NIL. Loops nest: what an inner loop's result owes to a
+    // loop around it begins before its own carried values.
+    tj_ref *turns = tj_malloc(n * sizeof *turns);
+    if (!turns)
+        return no_memory();
     for (tj_ref i = 0; i < f->t->nnodes; i++) {
         const tj_ref *in = tj_node_in(f->t, &f->t->nodes[i]);
-        f->turning[i] = loop_op(f->t, i, "repeat_in");
-        for (uint32_t k = 0; k < f->t->nodes[i].nin && !loop_op(f->t, i, "repeat_out"); k++)
-            f->turning[i] |= f->turning[in[k]];
+        tj_ref low = loop_op(f->t, i, "repeat_in") ? i : TJ_NIL;
+        for (uint32_t k = 0; k < f->t->nodes[i].nin; k++)
+            low = turns[in[k]] < low ? turns[in[k]] : low;
+        if (loop_op(f->t, i, "repeat_out"))
+            low = low < in[1] ? low : TJ_NIL;
+        turns[i] = low;
+        f->turning[i] = low != TJ_NIL;
     }
+    tj_free(turns);
     return make_known(f);
 }
 

@@ -403,6 +403,8 @@ tj_status trace_explain(const trace_region *region, enum trace_format f, char *b
     struct tj_strbuf sb = {0};
     tj_fpenv env;
     tj_fpenv_enter(&env);
+    struct tj_plain_numbers numbers;
+    tj_plain_numbers_enter(&numbers); // the host's locale may write 1,5
     tj_status st = tj_explain_gather(r->ctx, r, f == TRACE_FORMAT_HTML, &x);
     if (!st) {
         if (f == TRACE_FORMAT_HTML)
@@ -413,6 +415,7 @@ tj_status trace_explain(const trace_region *region, enum trace_format f, char *b
             text(&sb, &x);
     }
     tj_explain_free(&x);
+    tj_plain_numbers_leave(&numbers);
     tj_fpenv_leave(&env);
     return st ? st : tj_report_out(&sb, "trace_explain", buf, cap, need);
 }

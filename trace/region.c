@@ -286,6 +286,7 @@ void tj_region_drop(struct trace_region *r) {
             ctx->regions = r->next;
         if (r->next)
             r->next->prev = r->prev;
+        tj_budget_gone(r); // no limit counts plans of a region that isn't listed
         tj_unlock(&ctx->lock);
     }
     for (size_t i = 0; i < TJ_SLOTS; i++) {
@@ -296,7 +297,6 @@ void tj_region_drop(struct trace_region *r) {
     tj_replay_region_free(r);
     tj_warm_free(r);
     tj_profile_free(r);
-    tj_budget_gone(r);
     tj_cache_free(&r->cache);
     tj_free(r->bounds);
     tj_bucket_free(r);

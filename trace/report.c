@@ -234,12 +234,15 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
     struct tj_strbuf sb = {0};
     tj_fpenv env;
     tj_fpenv_enter(&env);
+    struct tj_plain_numbers numbers;
+    tj_plain_numbers_enter(&numbers); // the host's locale may write 1,5
     if (f == TRACE_FORMAT_HTML) {
         struct tj_explain x;
         tj_status st = tj_explain_gather(ctx, NULL, true, &x);
         if (!st)
             tj_explain_html(&x, &sb);
         tj_explain_free(&x);
+        tj_plain_numbers_leave(&numbers);
         tj_fpenv_leave(&env);
         return st ? st : tj_report_out(&sb, "trace_context_report", buf, cap, need);
     }
@@ -278,6 +281,7 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
             text_region(&sb, r);
     }
     tj_unlock(&ctx->lock);
+    tj_plain_numbers_leave(&numbers);
     tj_fpenv_leave(&env);
     return tj_report_out(&sb, "trace_context_report", buf, cap, need);
 }
