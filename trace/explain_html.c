@@ -395,13 +395,11 @@ static void segments(struct tj_strbuf *sb, const struct tj_explain_region *g, ui
                "end has its plans.</p><ul class=\"lines\">");
     for (uint32_t i = 0; i < g->nplans; i++) {
         const struct tj_entry *e = g->plans[i].entry;
-        uint32_t plans = 0;
         uint64_t hits = 0;
         bool seen = false;
         for (uint32_t k = 0; k < g->nplans; k++) {
             bool same = !strcmp(g->plans[k].entry->site, e->site);
             seen = seen || (same && k < i);
-            plans += same;
             hits += same ? g->plans[k].hits : 0;
         }
         if (seen)

@@ -109,7 +109,7 @@ static bool find(const struct list *a, const struct list *b, int64_t *few, int64
 }
 
 bool tj_repeats_find(const struct tj_trace *old, const struct tj_trace *now, struct tj_repeats *out) {
-    struct list a = {NULL}, b = {NULL};
+    struct list a = {.ops = NULL}, b = {.ops = NULL};
     bool ok = make(&a, old) && make(&b, now) && a.n != b.n;
     if (ok && a.n < b.n)
         ok = find(&a, &b, &out->from, &out->to, out->where, sizeof out->where);
