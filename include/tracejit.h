@@ -391,11 +391,14 @@ TRACE_API enum trace_status trace_region_dynamic(trace_region *r, int input, int
  * extents alone: nothing reads padding, results are those of exact plans and have their exact size. POWERS: 1, 2, 4,
  * ... (sizes NULL). LIST: these sizes, ascending; a run beyond the last one is TRACE_ERR_SHAPE, a declared bound beyond
  * it TRACE_ERR_ARGUMENT. LEARNED: powers of two until 64 runs were seen (or a profile was loaded), then the at most n
- * (0: 4) sizes that waste least (sizes NULL). stats: padding_bytes, bucket_bytes. */
+ * (0: 4) sizes that waste least (sizes NULL). At most 8 dims of a region. stats: padding_bytes, bucket_bytes. Errors:
+ * TRACE_ERR_ARGUMENT (no such input or dim, a list that isn't positive and ascending, TRACE_DYNAMIC_OFF), STATE after
+ * the first run, MEMORY. */
 TRACE_API enum trace_status trace_region_buckets(trace_region *r, int input, int dim, enum trace_buckets kind,
                                                  const int64_t *sizes, size_t n);
 /* Limits what a region (a context: all its regions and single ops together) compiles and keeps, from now on. limit: at
  * least 1, or -1: none. Each decision is a TRACE_EVENT_BUDGET. Runs that have their plan are never touched. Any thread.
+ * TRACE_ERR_ARGUMENT: NULL, no such budget or policy, another limit, or EVICT of what dropping plans doesn't give back.
  */
 TRACE_API enum trace_status trace_region_budget(trace_region *r, enum trace_budget what, int64_t limit,
                                                 enum trace_budget_policy policy);

@@ -282,6 +282,56 @@ START_TEST(budget_evicts) {
 }
 END_TEST
 
+// Plans made ahead of later runs are left out when the budget is used up: nobody's run fails for them.
+START_TEST(budget_and_plans_ahead) {
+    open_context();
+    trace_region *r = region("breaks", TRACE_DYNAMIC_OFF);
+    TJ_ASSERT_OK(trace_region_budget(r, TRACE_BUDGET_COMPILES, 2, TRACE_BUDGET_FAIL));
+    for (int i = 0; i < 4; i++) {
+        T *x = TENSOR(3, 4, 8), *y = NULL;
+        double v;
+        if (trace_begin(r, TRACE_ARGS(x))) {
+            T *a = trace_exp(x), *b = trace_tanh(x); // a is used after the break, b is not
+            TJ_ASSERT_OK(trace_item_f64(trace_sum(trace_add(a, b), TRACE_SCALAR, false), &v));
+            y = trace_mul_f(a, 2);
+        }
+        TJ_ASSERT_OK(trace_end(r, &y, 1));
+        trace_release(x), trace_release(y);
+    }
+    ck_assert_msg(!last.budgets, "%s", last.budget);
+    ck_assert_uint_eq(stats(r).graphs, 2);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// Threads of several regions don't get the same last compile.
+static trace_region *each[8];
+static void *one_soft(void *arg) {
+    tj_status st = soft(each[(intptr_t)arg], 3, 5);
+    return st && st != TRACE_ERR_BUDGET ? "another failure" : NULL;
+}
+START_TEST(budget_of_many_regions) {
+    open_context();
+    TJ_ASSERT_OK(trace_context_budget(ctx, TRACE_BUDGET_COMPILES, 3, TRACE_BUDGET_FAIL));
+    pthread_t t[8];
+    uint64_t made = 0;
+    for (intptr_t i = 0; i < 8; i++)
+        each[i] = region("each", TRACE_DYNAMIC_OFF);
+    for (intptr_t i = 0; i < 8; i++)
+        ck_assert_int_eq(pthread_create(&t[i], NULL, one_soft, (void *)i), 0);
+    for (int i = 0; i < 8; i++) {
+        void *bad;
+        pthread_join(t[i], &bad);
+        ck_assert_msg(!bad, "%s", (const char *)bad);
+        made += stats(each[i]).graphs;
+        trace_region_release(each[i]);
+    }
+    ck_assert_uint_eq(made, 3);
+    trace_context_release(ctx);
+}
+END_TEST
+
 START_TEST(budget_misuse) {
     open_context();
     trace_region *r = region("soft", TRACE_DYNAMIC_OFF);
@@ -328,6 +378,53 @@ START_TEST(reasons_name_symbols_and_ops) {
         ck_assert(last.from == 9 && last.to == 1);
         ck_assert_uint_eq(graphs(r), 4);
     }
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// A plan for sizes that make poor hints is compiled from an older trace; the reason is the run's all the same.
+START_TEST(reasons_are_of_the_run) {
+    open_context();
+    trace_region *r = region("scale", TRACE_DYNAMIC_AUTO);
+    scale(r, 5, 5, 8);
+    scale(r, 1, 1, 8);
+    ck_assert_msg(strstr(last.what, "input 0: extent of dim 0 was 5, is 1; a symbol from now on") != NULL, "%s",
+                  last.what);
+    ck_assert(last.input == 0 && last.dim == 0 && last.from == 5 && last.to == 1);
+    scale(r, 7, 7, 8);
+    ck_assert_uint_eq(graphs(r), 2);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// What can't be compiled with symbols is tried without, once, and then interpreted.
+static atomic_int seals;
+static void *map_pages(void *user, size_t bytes) {
+    (void)user;
+    return aligned_alloc(4096, bytes);
+}
+static int refuse_seal(void *user, void *p, size_t bytes) {
+    (void)user, (void)p, (void)bytes;
+    atomic_fetch_add(&seals, 1);
+    return -1;
+}
+static void unmap_pages(void *user, void *p, size_t bytes) {
+    (void)user, (void)bytes;
+    free(p);
+}
+START_TEST(symbols_without_executable_memory) {
+    memset(&last, 0, sizeof last);
+    atomic_store(&seals, 0);
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = on_event, .code_map = map_pages,
+                                                            .code_seal = refuse_seal, .code_unmap = unmap_pages),
+                                      &ctx));
+    trace_region *r = region("scale", TRACE_DYNAMIC_ON);
+    scale(r, 4, 4, 8);
+    scale(r, 4, 4, 8);
+    ck_assert_int_gt(last.fallbacks, 0);
+    ck_assert_int_le(atomic_load(&seals), 2);
     trace_region_release(r);
     trace_context_release(ctx);
 }
@@ -418,6 +515,26 @@ START_TEST(bucket_workspaces_stay) {
     ck_assert_uint_eq(graphs(r), 1);
     trace_release(out);
     trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+// A bucket that there is no room for is no reason to fail a run that fits.
+START_TEST(buckets_beyond_memory) {
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .memory_limit = 64 << 20), &ctx));
+    for (int big = 0; big < 2; big++) {
+        trace_region *r = region("buckets", TRACE_DYNAMIC_AUTO);
+        const int64_t list[] = {16, big ? INT64_MAX / 2 : (int64_t)1 << 22};
+        TJ_ASSERT_OK(trace_region_buckets(r, 0, 1, TRACE_BUCKETS_LIST, list, 2));
+        for (int i = 0; i < 3; i++) {
+            T *x = TENSOR(2, 24, 40), *y = NULL;
+            if (trace_begin(r, TRACE_ARGS(x)))
+                y = trace_matmul(trace_relu(x), trace_softmax(trace_transpose(trace_exp(x), 0, 1), 0));
+            TJ_ASSERT_OK(trace_end(r, &y, 1));
+            trace_release(x), trace_release(y);
+        }
+        trace_region_release(r);
+    }
     trace_context_release(ctx);
 }
 END_TEST
@@ -572,8 +689,9 @@ START_TEST(threads_with_mixed_shapes) {
 }
 END_TEST
 
-TJ_TEST_MAIN("dynamic", threads_with_mixed_shapes, buckets_of_powers, buckets_of_a_list, bucket_workspaces_stay,
-             learned_buckets, bucket_misuse, run_without_memory_then_again, reasons_name_symbols_and_ops,
-             budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets, budget_evicts, budget_misuse,
-             transformer_auto, transformer_on, transformer_declared, computed_auto, computed_on, attention_auto,
-             attention_declared)
+TJ_TEST_MAIN("dynamic", reasons_are_of_the_run, symbols_without_executable_memory, budget_and_plans_ahead,
+             budget_of_many_regions, buckets_beyond_memory, threads_with_mixed_shapes, buckets_of_powers,
+             buckets_of_a_list, bucket_workspaces_stay, learned_buckets, bucket_misuse, run_without_memory_then_again,
+             reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets,
+             budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared, computed_auto,
+             computed_on, attention_auto, attention_declared)

@@ -741,16 +741,18 @@ out:
 
 // ---- learning -------------------------------------------------------------------------------------------------------
 
-static void learn(struct tj_box *b, const struct tj_instance *in) {
+// False: the plan that stores less is left out, as the budget is used up; later runs go on to store everything, for
+// which there is one.
+static bool learn(struct tj_box *b, const struct tj_instance *in) {
     struct tj_learned *l = in->record;
     if (!in->entry)
-        return;
+        return true;
     uint32_t n = 0;
     struct tj_trace t = in->entry->trace; // a shallow copy: only its leaves differ
     struct tj_leaf *leaves = NULL;
     // outs: target, musts, then what was used, as flush orders them
     if (!tj_grow((void **)&b->subouts, &b->capsubouts, l->trace.nnodes, sizeof *b->subouts))
-        return;
+        return true;
     if (l->target != TJ_NIL)
         b->subouts[n++] = l->target;
     for (uint32_t i = 0; i < in->nmust; i++)
@@ -766,23 +768,28 @@ static void learn(struct tj_box *b, const struct tj_instance *in) {
             b->subouts[n++] = i;
     }
     struct tj_segment s;
+    tj_status st = TRACE_OK;
     tj_segment_fill(b, &s, &t, b->subouts, n, l->writes, l->nwrites);
     if (!(n == in->entry->seg.nouts && !memcmp(b->subouts, in->entry->seg.outs, n * sizeof(tj_ref))) &&
         tj_shadow_leaves(&t, &leaves)) {
         t.leaves = leaves;
         struct tj_entry *e;
         struct tj_site site = {{NULL, 0}, "end", false, in->entry, false};
-        (void)tj_segment_plan(b, &s, &site, true, &e); // when it fails the next run tries, and tells
+        st = tj_segment_plan(b, &s, &site, true, &e); // when memory is out the next run tries, and tells
     }
     tj_free(leaves);
+    return st != TRACE_ERR_BUDGET;
 }
 
 void tj_break_learn(struct tj_box *b) {
     if (!b->touched)
         return;
-    for (uint32_t i = 0; i < b->ninstances; i++)
-        learn(b, &b->instances[i]);
-    for (uint32_t i = 0; i < b->ninstances; i++)
+    if (!tj_budget_open(b->run.region))
+        return;
+    bool all = true;
+    for (uint32_t i = 0; i < b->ninstances && all; i++)
+        all = learn(b, &b->instances[i]);
+    for (uint32_t i = 0; i < b->ninstances && all; i++)
         atomic_store_explicit(&b->instances[i].record->learning, false, memory_order_relaxed);
 }
 

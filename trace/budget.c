@@ -23,23 +23,34 @@ static bool nearly(int what, int64_t used, int64_t limit) {
     return what == TRACE_BUDGET_COMPILES || what == TRACE_BUDGET_GRAPHS ? used + 1 >= limit : used >= limit - limit / 4;
 }
 
+// What budget i answers, with `used` of it used.
+static enum tj_verdict judge(const struct tj_budget *b, int i, int64_t used) {
+    int64_t limit = load(&b->limit[i]);
+    int policy = atomic_load_explicit(&b->policy[i], memory_order_relaxed);
+    if (!limit)
+        return TJ_ALLOWED;
+    if (used >= limit && !(kinds[i].kept && (policy == TRACE_BUDGET_WIDEN || policy == TRACE_BUDGET_EVICT)))
+        return policy == TRACE_BUDGET_INTERPRET ? TJ_INTERPRET : TJ_REFUSED;
+    return policy == TRACE_BUDGET_WIDEN && nearly(i, used, limit) ? TJ_WIDE : TJ_ALLOWED;
+}
+
 // One compile and one graph more, reserved before the answer so that two threads don't get the same one.
 static void ask(struct tj_budget *b, bool context, struct tj_budget_answer *out) {
     for (int i = 0; i < TJ_BUDGETS; i++) {
         bool reserve = i == TRACE_BUDGET_COMPILES || i == TRACE_BUDGET_GRAPHS;
-        int64_t limit = load(&b->limit[i]);
         int64_t used = atomic_fetch_add_explicit(&b->used[i], reserve, memory_order_relaxed);
-        int policy = atomic_load_explicit(&b->policy[i], memory_order_relaxed);
-        enum tj_verdict v = TJ_ALLOWED;
-        if (!limit)
-            continue;
-        if (used >= limit && !(kinds[i].kept && (policy == TRACE_BUDGET_WIDEN || policy == TRACE_BUDGET_EVICT)))
-            v = policy == TRACE_BUDGET_INTERPRET ? TJ_INTERPRET : TJ_REFUSED;
-        else if (policy == TRACE_BUDGET_WIDEN && nearly(i, used, limit))
-            v = TJ_WIDE;
+        enum tj_verdict v = judge(b, i, used);
         if (v > out->verdict)
-            *out = (struct tj_budget_answer){v, i, context, used / kinds[i].unit, limit / kinds[i].unit};
+            *out = (struct tj_budget_answer){v, i, context, used / kinds[i].unit, load(&b->limit[i]) / kinds[i].unit};
     }
+}
+
+bool tj_budget_open(const struct trace_region *r) {
+    bool open = true;
+    for (int i = 0; i < TJ_BUDGETS; i++)
+        open = open && judge(&r->budget, i, load(&r->budget.used[i])) < TJ_INTERPRET &&
+               judge(&r->ctx->budget, i, load(&r->ctx->budget.used[i])) < TJ_INTERPRET;
+    return open;
 }
 
 static void add(struct trace_region *r, int what, int64_t n) {

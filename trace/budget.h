@@ -24,6 +24,8 @@ struct trace_region;
 // Asks for one more compile in r and takes it from both budgets unless it is not allowed (given back by
 // tj_budget_return). Any lock may be held.
 void tj_budget_ask(struct trace_region *r, struct tj_budget_answer *out);
+// Whether a compile would be allowed now; asks for none.
+bool tj_budget_open(const struct trace_region *r);
 void tj_budget_return(struct trace_region *r);
 // A plan was made or dropped. kernels: compiled for it.
 void tj_budget_made(struct trace_region *r, uint64_t ns, uint32_t kernels, uint64_t code);

@@ -8,7 +8,7 @@
 
 #include "../lib/hash.h"
 #include "../lib/strbuf.h"
-#include "repeats.h"
+#include "reason.h"
 #include "timeline.h"
 
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
@@ -142,7 +142,7 @@ static uint64_t family_hash(const struct tj_segment *s) {
     return !s->symbolic ? 0 : tj_hash_collide ? 1 : outs_hash(s, tj_trace_alike_hash(s->trace)) | 1;
 }
 
-static bool same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb) {
+bool tj_same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb) {
     return na == nb && (na == 0 || !memcmp(a, b, na * sizeof *a));
 }
 
@@ -154,11 +154,12 @@ static bool same_outs(const struct tj_segment *a, const struct tj_segment *b) {
             a->caps[i].size != b->caps[i].size)
             return false;
     }
-    return same_refs(a->outs, a->nouts, b->outs, b->nouts) && same_refs(a->writes, a->nwrites, b->writes, b->nwrites) &&
-           a->math == b->math && a->precision == b->precision && a->threads == b->threads && a->symbolic == b->symbolic;
+    return tj_same_refs(a->outs, a->nouts, b->outs, b->nouts) &&
+           tj_same_refs(a->writes, a->nwrites, b->writes, b->nwrites) && a->math == b->math &&
+           a->precision == b->precision && a->threads == b->threads && a->symbolic == b->symbolic;
 }
 
-static bool relatives(const struct tj_entry *e, const struct tj_segment *s) {
+bool tj_relatives(const struct tj_entry *e, const struct tj_segment *s) {
     return same_outs(&e->seg, s) && tj_trace_alike(&e->trace, s->trace);
 }
 
@@ -166,262 +167,14 @@ static bool relatives(const struct tj_entry *e, const struct tj_segment *s) {
 static bool matches(const struct tj_entry *e, const struct tj_segment *s) {
     if (!e->symbolic)
         return same_outs(&e->seg, s) && tj_trace_equal(&e->trace, s->trace);
-    if (!relatives(e, s) || atomic_load(&e->state) != TJ_E_READY)
+    if (!tj_relatives(e, s) || atomic_load(&e->state) != TJ_E_READY)
         return false;
     if (!e->plan) // the interpreter serves all sizes
         return tj_dynamic_covers(&e->dyn, &e->trace, s->trace);
     return e->ctx->backend->serves(e->plan, s->trace, NULL);
 }
 
-// ---- recompile reasons ----------------------------------------------------------------------------------------------
-
-struct reason {
-    int input, dim;
-    bool varies; // a constant of the plan that nearly served, seen with another value
-    int64_t from, to;
-    char text[700];
-};
-
-static const char *layout_word(tj_layout l, size_t rank) {
-    if (!l)
-        return "contiguous";
-    for (size_t i = 0; i < rank; i++) {
-        if ((l >> 2 * i & 3) == TJ_LAY_BROADCAST)
-            return "broadcast";
-    }
-    if (rank >= 3 && (l >> 2 & 3) == TJ_LAY_UNIT)
-        return "channels-last";
-    return "strided";
-}
-
-// "input 0" or "captured tensor 2", and its number for the event: declared ones first.
-static int leaf_name(const struct tj_trace *t, uint32_t i, uint32_t declared, char *buf, size_t cap) {
-    if (t->leafkeys[i].input) {
-        (void)snprintf(buf, cap, "input %u", t->leafkeys[i].input - 1);
-        return (int)t->leafkeys[i].input - 1;
-    }
-    int captured = 0;
-    for (uint32_t k = 0; k < i; k++)
-        captured += !t->leafkeys[k].input;
-    (void)snprintf(buf, cap,
-                   t->leafkeys[i].flags & TJ_LEAF_CARRIED ? "value %d kept across the break" : "captured tensor %d",
-                   captured);
-    return (int)declared + captured;
-}
-
-// First guard of a leaf that differs; false: none.
-static bool leaf_differs(const struct tj_trace *old, const struct tj_trace *new, uint32_t i, uint32_t declared,
-                         struct reason *r) {
-    const struct tj_leaf_key *a = &old->leafkeys[i], *b = &new->leafkeys[i];
-    char name[64];
-    int number = leaf_name(new, i, declared, name, sizeof name);
-    r->input = number;
-    r->dim = -1;
-    if (a->dtype != b->dtype) {
-        r->from = a->dtype, r->to = b->dtype;
-        (void)snprintf(r->text, sizeof r->text, "%s: dtype %s became %s", name, tj_dtypes[a->dtype].name,
-                       tj_dtypes[b->dtype].name);
-        return true;
-    }
-    if (a->rank != b->rank) {
-        r->from = a->rank, r->to = b->rank;
-        (void)snprintf(r->text, sizeof r->text, "%s: rank %d became %d", name, a->rank, b->rank);
-        return true;
-    }
-    const int64_t *x = tj_shape_dims(old, a->shape), *y = tj_shape_dims(new, b->shape);
-    for (int d = 0; d < b->rank; d++) {
-        if (x[d] == y[d])
-            continue;
-        r->dim = d, r->from = x[d], r->to = y[d];
-        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d was %lld, is %lld", name, d, (long long)x[d],
-                       (long long)y[d]);
-        return true;
-    }
-    if (a->layout != b->layout) {
-        r->from = a->layout, r->to = b->layout;
-        (void)snprintf(r->text, sizeof r->text, "%s: layout was %s, is %s", name, layout_word(a->layout, a->rank),
-                       layout_word(b->layout, b->rank));
-        return true;
-    }
-    if (a->group != b->group) {
-        r->from = a->group, r->to = b->group;
-        (void)snprintf(r->text, sizeof r->text,
-                       b->group ? "%s: shares memory with another tensor, one of them written"
-                                : "%s: shares no memory any more",
-                       name);
-        return true;
-    }
-    if (a->flags != b->flags) {
-        r->from = a->flags, r->to = b->flags;
-        (void)snprintf(r->text, sizeof r->text, "%s: %s", name,
-                       (a->flags ^ b->flags) & TJ_LEAF_WRITTEN    ? "written by the ops, or no longer"
-                       : (a->flags ^ b->flags) & TJ_LEAF_VOLATILE ? "memory is borrowed, or no longer"
-                                                                  : "computed by an earlier segment, or no longer");
-        return true;
-    }
-    if (a->input != b->input) {
-        r->from = (int64_t)a->input - 1, r->to = (int64_t)b->input - 1;
-        (void)snprintf(r->text, sizeof r->text, "%s: was declared as another input, or captured", name);
-        return true;
-    }
-    return false;
-}
-
-// Nodes alike up to shapes.
-static bool same_op(const struct tj_trace *a, const struct tj_trace *b, uint32_t i) {
-    const struct tj_node *x = &a->nodes[i], *y = &b->nodes[i];
-    return x->op == y->op && x->nin == y->nin && !memcmp(tj_node_in(a, x), tj_node_in(b, y), x->nin * sizeof(tj_ref));
-}
-
-static uint32_t common_ops(const struct tj_trace *a, const struct tj_trace *b) {
-    uint32_t n = a->nnodes < b->nnodes ? a->nnodes : b->nnodes, i = 0;
-    while (i < n && same_op(a, b, i))
-        i++;
-    return i;
-}
-
-// How far the leaves of two traces are apart: what differs, dtype and rank counting more.
-static uint32_t leaf_distance(const struct tj_trace *a, const struct tj_trace *b) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < a->nleaves && i < b->nleaves; i++) {
-        const struct tj_leaf_key *x = &a->leafkeys[i], *y = &b->leafkeys[i];
-        n += 16u * (x->dtype != y->dtype) + (x->layout != y->layout) + (x->flags != y->flags) + (x->group != y->group);
-        if (x->rank != y->rank) {
-            n += 8;
-            continue;
-        }
-        const int64_t *dx = tj_shape_dims(a, x->shape), *dy = tj_shape_dims(b, y->shape);
-        for (int d = 0; d < x->rank; d++)
-            n += dx[d] != dy[d];
-    }
-    return n;
-}
-
-// A guard of a symbolic plan that a segment with trace `t` misses.
-static void explain_guard(const struct tj_trace *t, const struct tj_guard_miss *miss, uint32_t declared,
-                          struct reason *r) {
-    char name[260], x[180], y[180];
-    const struct tj_node *n = &t->nodes[miss->node];
-    long long want = miss->want, have = miss->have;
-    bool constant = !miss->text[strspn(miss->text, "0123456789")];
-    r->dim = miss->dim, r->from = miss->want, r->to = miss->have;
-    if (n->op == TJ_OP_LEAF)
-        r->input = leaf_name(t, (uint32_t)((const struct tj_attr_leaf *)tj_node_attr(t, n))->index, declared, name,
-                             sizeof name);
-    else
-        (void)tj_op_text(t, miss->node, name, sizeof name);
-    if (miss->dim < 0) {
-        (void)tj_symbol_text(t, miss->text, x, sizeof x);
-        (void)tj_symbol_text(t, miss->other, y, sizeof y);
-        if (constant)
-            (void)snprintf(r->text, sizeof r->text, "guard of %s: %s has to be %lld in that graph, is %lld", name, y,
-                           want, have);
-        else
-            (void)snprintf(r->text, sizeof r->text,
-                           "guard of %s: %s and %s have to be equal in that graph, are %lld and "
-                           "%lld",
-                           name, x, y, want, have);
-    } else if (n->op == TJ_OP_PAD) {
-        r->varies = true;
-        (void)snprintf(r->text, sizeof r->text, "argument of %s: padding of dim %d was %lld, is %lld", name, miss->dim,
-                       want, have);
-    } else if (constant) {
-        r->varies = true;
-        (void)snprintf(r->text, sizeof r->text, "%s%s: extent of dim %d was %lld, is %lld",
-                       n->op == TJ_OP_LEAF ? "" : "shape argument of ", name, miss->dim, want, have);
-    } else {
-        (void)snprintf(r->text, sizeof r->text, "%s: extent of dim %d equals %s in that graph (%lld), is %lld", name,
-                       miss->dim, tj_symbol_text(t, miss->text, x, sizeof x), want, have);
-    }
-}
-
-// Why `old` doesn't serve a segment with trace `new`.
-static void explain(const struct tj_entry *old, const struct tj_segment *s, uint32_t declared, struct reason *r) {
-    const struct tj_trace *a = &old->trace, *b = s->trace;
-    char x[260], y[260];
-    *r = (struct reason){.input = -1, .dim = -1};
-    for (uint32_t i = 0; i < s->ncaps && i < old->seg.ncaps; i++) {
-        const struct tj_capacity *p = &old->seg.caps[i], *q = &s->caps[i];
-        char name[64];
-        if (p->size == q->size || !tj_trace_alike(a, b))
-            continue;
-        r->input = leaf_name(b, q->leaf, declared, name, sizeof name);
-        r->dim = (int)q->dim, r->from = p->size, r->to = q->size;
-        (void)snprintf(r->text, sizeof r->text, "%s: the bucket of dim %d was %lld, is %lld", name, r->dim,
-                       (long long)p->size, (long long)q->size);
-        return;
-    }
-    struct tj_guard_miss miss = {.node = TJ_NIL}; // stays so when memory is what is missing
-    if (old->symbolic && old->plan && relatives(old, s) && !old->ctx->backend->serves(old->plan, b, &miss) &&
-        miss.node < b->nnodes) {
-        explain_guard(b, &miss, declared, r);
-        return;
-    }
-    uint32_t same = common_ops(a, b);
-    struct tj_repeats loop;
-    if ((same < a->nnodes || same < b->nnodes) && tj_repeats_find(a, b, &loop)) {
-        r->from = loop.from, r->to = loop.to;
-        (void)snprintf(
-            r->text, sizeof r->text,
-            "the ops at %s were recorded %lld times, are now %lld times (a host loop? trace_repeat makes the "
-            "count a parameter)",
-            loop.where, (long long)loop.from, (long long)loop.to);
-        return;
-    }
-    if (same < a->nnodes || same < b->nnodes) {
-        if (same < a->nnodes && same < b->nnodes)
-            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %s instead of %s",
-                           tj_op_text(b, same, x, sizeof x), tj_op_text(a, same, y, sizeof y));
-        else if (same < b->nnodes)
-            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %u more, from %s on", b->nnodes - same,
-                           tj_op_text(b, same, x, sizeof x));
-        else
-            (void)snprintf(r->text, sizeof r->text, "recorded ops differ: %u fewer, without %s", a->nnodes - same,
-                           tj_op_text(a, same, x, sizeof x));
-        return;
-    }
-    for (uint32_t i = 0; i < a->nleaves && i < b->nleaves; i++) {
-        if (leaf_differs(a, b, i, declared, r))
-            return;
-    }
-    *r = (struct reason){.input = -1, .dim = -1};
-    for (uint32_t i = 0; i < b->nnodes; i++) {
-        const struct tj_node *m = &a->nodes[i], *n = &b->nodes[i];
-        if (m->dtype != n->dtype) {
-            r->from = m->dtype, r->to = n->dtype;
-            (void)snprintf(r->text, sizeof r->text, "dtype of %s: %s became %s", tj_op_text(b, i, x, sizeof x),
-                           tj_dtypes[m->dtype].name, tj_dtypes[n->dtype].name);
-            return;
-        }
-        const int64_t *p = a->attrs + m->attr, *q = b->attrs + n->attr;
-        for (uint32_t k = 0; k < n->nattr && k < m->nattr; k++) {
-            if (p[k] == q[k])
-                continue;
-            r->from = p[k], r->to = q[k];
-            (void)snprintf(r->text, sizeof r->text, "argument of %s: attribute %u was %lld, is %lld",
-                           tj_op_text(b, i, x, sizeof x), k, (long long)p[k], (long long)q[k]);
-            return;
-        }
-        size_t ra = tj_shape_rank(a, m->shape), rb = tj_shape_rank(b, n->shape);
-        const int64_t *da = tj_shape_dims(a, m->shape), *db = tj_shape_dims(b, n->shape);
-        for (size_t d = 0; ra == rb && d < rb; d++) {
-            if (da[d] == db[d])
-                continue;
-            r->dim = (int)d, r->from = da[d], r->to = db[d];
-            (void)snprintf(r->text, sizeof r->text, "shape argument of %s: extent of dim %zu was %lld, is %lld",
-                           tj_op_text(b, i, x, sizeof x), d, (long long)da[d], (long long)db[d]);
-            return;
-        }
-    }
-    if (!same_refs(old->seg.outs, old->seg.nouts, s->outs, s->nouts))
-        (void)snprintf(r->text, sizeof r->text, "other outputs are asked for: %u instead of %u", s->nouts,
-                       old->seg.nouts);
-    else if (!same_refs(old->seg.writes, old->seg.nwrites, s->writes, s->nwrites))
-        (void)snprintf(r->text, sizeof r->text, "other tensors are written: %u instead of %u", s->nwrites,
-                       old->seg.nwrites);
-    else
-        (void)snprintf(r->text, sizeof r->text, "equal extents have become different ones, or the other way round");
-}
+// ---- places and relatives ------------------------------------------------------------------------------------------
 
 static uint64_t site_key(const struct tj_site *s) {
     uint64_t h = tj_hash_bytes(s->kind, strlen(s->kind), s->first ? 1 : 2);
@@ -439,10 +192,10 @@ static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct 
         struct tj_entry *e = c->ring[i];
         if (e->site_key != site || atomic_load(&e->state) != TJ_E_READY)
             continue;
-        uint64_t ops = common_ops(&e->trace, s->trace);
+        uint64_t ops = tj_common_ops(&e->trace, s->trace);
         bool all = ops == e->trace.nnodes && ops == s->trace->nnodes;
-        uint64_t score = all ? ((uint64_t)1 << 40) - leaf_distance(&e->trace, s->trace) : ops + 1;
-        if (all && e->symbolic && relatives(e, s)) // its guard is the reason, not sizes it would take
+        uint64_t score = all ? ((uint64_t)1 << 40) - tj_leaf_distance(&e->trace, s->trace) : ops + 1;
+        if (all && e->symbolic && tj_relatives(e, s)) // its guard is the reason, not sizes it would take
             score += (uint64_t)1 << 41;
         if (score >= best_score) { // the youngest of equals
             best = e;
@@ -630,6 +383,7 @@ static struct tj_entry *entry_new(struct tj_box *b, const struct tj_segment *s, 
     e->ctx = b->run.ctx;
     e->hash = hash;
     e->family = family;
+    e->reason = (struct tj_recompile){.input = -1, .dim = -1};
     e->seg = *s;
     e->seg.dyn = NULL;
     e->seg.caps = e->caps;
@@ -672,7 +426,7 @@ static void dump_trace(struct trace_region *r, const struct tj_entry *e) {
 }
 
 // Why entry e was made, for its own report and the region's.
-static void keep_reason(struct tj_cache *c, struct tj_entry *e, const struct reason *why, struct tj_loc loc) {
+static void keep_reason(struct tj_cache *c, struct tj_entry *e, const struct tj_recompile *why, struct tj_loc loc) {
     char where[300];
     (void)tj_loc_text(loc, where, sizeof where);
     struct tj_reason fresh = {
@@ -705,9 +459,7 @@ static void report_made(struct trace_region *r, struct tj_counters *c, struct tj
                    e->info.kernels);
     if (!e->plan)
         (void)snprintf(ops, sizeof ops, "%u ops, interpreted", e->trace.nnodes - e->trace.nleaves - e->trace.nparams);
-    struct reason why = {.input = -1, .dim = -1};
-    if (similar && (!e->trimmed || site->ahead))
-        explain(similar, &e->seg, e->declared, &why);
+    struct tj_recompile why = e->reason;
     if (e->symbolic && similar && (similar->symbolic ? why.varies : why.dim >= 0))
         (void)snprintf(why.text + strlen(why.text), sizeof why.text - strlen(why.text), "; a symbol from now on");
     if (site->ahead) {
@@ -777,7 +529,7 @@ static struct tj_entry *find(struct tj_cache *c, const struct tj_segment *s, uin
         e = c->families[family & (c->nbuckets - 1)];
         while (e && !(e->family == family && e->symbolic && matches(e, s))) {
             if (!coming && e->family == family && e->symbolic && atomic_load(&e->state) == TJ_E_COMPILING &&
-                relatives(e, s) && tj_dynamic_covers(&e->dyn, &e->trace, s->trace))
+                tj_relatives(e, s) && tj_dynamic_covers(&e->dyn, &e->trace, s->trace))
                 coming = e;
             e = e->next_relative;
         }
@@ -850,7 +602,7 @@ static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, con
         tj_dynamic_merge(d, &site->like->dyn, t);
     struct tj_entry *first = c->families[fresh->family & (c->nbuckets - 1)];
     for (struct tj_entry *e = first; e; e = e->next_relative) {
-        if (e->family != fresh->family || !relatives(e, &fresh->seg))
+        if (e->family != fresh->family || !tj_relatives(e, &fresh->seg))
             continue;
         tj_dynamic_merge(d, &e->dyn, t);
         tj_dynamic_differ(d, &e->trace, t);
@@ -860,7 +612,7 @@ static bool choose_symbols(struct tj_cache *c, const struct trace_region *r, con
         return true;
     fresh->seg.dyn = d;
     for (struct tj_entry *e = first; e; e = e->next_relative) {
-        if (e->family != fresh->family || !relatives(e, &fresh->seg))
+        if (e->family != fresh->family || !tj_relatives(e, &fresh->seg))
             continue;
         known |= e->symbolic && tj_dynamic_equal(&e->dyn, d, t);
         if (!small_symbol(d, &e->trace))
@@ -892,24 +644,36 @@ static void unlink_entry(struct tj_cache *c, struct tj_entry *e) {
         c->hand--;
 }
 
-// Finds the entry, or enters a new one. *made: it's the caller's to compile. exact: without symbols.
-static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment *s, const struct tj_site *site,
-                                      bool trimmed, bool wait, bool exact, uint64_t hash, uint64_t family, bool *made,
-                                      struct tj_entry **similar, bool *interpret) {
+// What is asked of the table, and what it says beside the entry.
+struct lookup {
+    const struct tj_segment *s;
+    const struct tj_site *site;
+    bool trimmed; // made ahead of the runs that will ask for it
+    bool wait;    // for an entry that is being made
+    bool exact;   // without symbols
+    uint64_t hash, family;
+    bool made;                // the entry is new, and the caller's to compile
+    bool interpret, left_out; // no entry, for the budget: the interpreter runs it; nobody needs it
+    struct tj_entry *similar; // of a new one: what nearly served, with a reference, or NULL
+};
+
+// Finds the entry, or enters a new one; with a reference. NULL: the budget, or an error.
+static struct tj_entry *find_or_enter(struct tj_box *b, struct lookup *q) {
+    const struct tj_segment *s = q->s;
+    uint64_t family = q->exact ? 0 : q->family;
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;
     struct tj_budget_answer budget = {TJ_ALLOWED, -1, false, 0, 0};
-    *made = false;
-    *similar = NULL;
-    *interpret = false;
+    q->made = q->interpret = q->left_out = false;
+    q->similar = NULL;
     for (;;) {
         tj_lock(&c->lock);
-        e = find(c, s, hash, exact ? 0 : family);
+        e = find(c, s, q->hash, family);
         if (e || fresh)
             break;
         tj_unlock(&c->lock);
-        fresh = entry_new(b, s, site, trimmed, hash, family);
+        fresh = entry_new(b, s, q->site, q->trimmed, q->hash, q->family);
         if (!fresh) {
             (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for a plan", r->name);
             return NULL;
@@ -920,14 +684,14 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         make_whole(c);
         uint32_t cap = c->capring;
         tj_budget_ask(r, &budget);
-        if (budget.verdict == TJ_WIDE && (exact || !family))
+        if (budget.verdict == TJ_WIDE && !family)
             budget.verdict = TJ_ALLOWED; // TRACE_DYNAMIC_OFF: there is nothing to make symbolic
         if (budget.verdict >= TJ_INTERPRET) {
             ; // no plan for this one
         } else if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&
-                   (exact || !family || choose_symbols(c, r, site, budget.verdict == TJ_WIDE, fresh))) {
+                   (!family || choose_symbols(c, r, q->site, budget.verdict == TJ_WIDE, fresh))) {
             c->capring = cap;
-            *similar = r->hidden ? NULL : nearest(c, fresh->site_key, s);
+            q->similar = r->hidden ? NULL : nearest(c, fresh->site_key, s);
             if (c->n >= c->max)
                 victim = evict(c);
             // In the ring just behind the hand, so that it is looked at last.
@@ -936,15 +700,15 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
             c->ring[at] = fresh;
             c->n++;
             c->hand = at + 1;
-            struct tj_entry **bucket = &c->buckets[hash & (c->nbuckets - 1)];
+            struct tj_entry **bucket = &c->buckets[q->hash & (c->nbuckets - 1)];
             fresh->next = *bucket;
             *bucket = fresh;
-            bucket = &c->families[family & (c->nbuckets - 1)];
+            bucket = &c->families[q->family & (c->nbuckets - 1)];
             fresh->next_relative = *bucket;
             *bucket = fresh;
             e = fresh;
             fresh = NULL;
-            *made = true;
+            q->made = true;
         } else {
             c->capring = cap;
             full = true;
@@ -956,10 +720,10 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
                 e->shadowed |= e->symbolic;   // of other sizes than these, maybe
                 e->process = tj_process();
                 e->maker = &tj_current;
-                *made = true;
+                q->made = true;
                 break;
             }
-            if (!wait || e->maker == &tj_current)
+            if (!q->wait || e->maker == &tj_current)
                 break;
             tj_cond_wait(&c->ready, &c->lock, TJ_FOREVER);
         }
@@ -974,9 +738,12 @@ static struct tj_entry *find_or_enter(struct tj_box *b, const struct tj_segment 
         (void)snprintf(why, sizeof why, "max_graphs of %u", c->max);
         report_evicted(r, victim, why);
     }
-    if (budget.verdict)
-        tj_budget_tell(r, &budget, site->kind);
-    *interpret = budget.verdict == TJ_INTERPRET;
+    // A plan made ahead of later runs is left out; no run fails or is interpreted for that.
+    bool optional = q->trimmed && !q->site->ahead && budget.verdict >= TJ_INTERPRET;
+    if (budget.verdict && !optional)
+        tj_budget_tell(r, &budget, q->site->kind);
+    q->interpret = budget.verdict == TJ_INTERPRET && !optional;
+    q->left_out = optional;
     if (full)
         (void)tj_fail(TRACE_ERR_MEMORY, "region '%s': out of memory for the plan table", r->name);
     return e;
@@ -1103,27 +870,29 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         }
     }
     struct trace_region *r = b->run.region;
-    bool background = r->opt.background && !r->hidden, exact = false, counted = false;
+    bool background = r->opt.background && !r->hidden, counted = false;
+    struct lookup q = {.s = s, .site = site, .trimmed = trimmed, .wait = !background, .hash = hash, .family = family};
     for (int attempt = 0;; attempt++) {
-        bool made, interpret;
-        struct tj_entry *similar;
-        e = find_or_enter(b, s, site, trimmed, !background, exact, hash, family, &made, &similar, &interpret);
-        if (!e && interpret) {
+        e = find_or_enter(b, &q);
+        if (!e && q.interpret) {
             if (!counted && !trimmed)
                 TJ_BUMP(&b->count, misses, 1);
             *out = NULL;
             return TRACE_OK;
         }
         if (!e)
-            return tj_last_status();
-        if (made) {
+            return q.left_out ? TRACE_ERR_BUDGET : tj_last_status();
+        if (q.made) {
             if (!trimmed && !counted)
                 TJ_BUMP(&b->count, misses, 1);
             b->missed = counted = true;
-            if (!background || !tj_background_add(r, e, s, site, similar)) {
+            // Now, as the entry may be made from the trace of another one.
+            if (q.similar && (!trimmed || site->ahead))
+                tj_reason_find(q.similar, s, e->declared, &e->reason);
+            if (!background || !tj_background_add(r, e, s, site, q.similar)) {
                 char text[TJ_ERROR_MAX];
-                tj_status st = tj_entry_make(r, &b->count, e, s->trace->leaves, site, similar, text);
-                tj_entry_put(similar);
+                tj_status st = tj_entry_make(r, &b->count, e, s->trace->leaves, site, q.similar, text);
+                tj_entry_put(q.similar);
                 if (st == TRACE_ERR_MEMORY) {
                     tj_entry_put(e);
                     return tj_fail(st, "%s", text);
@@ -1132,7 +901,7 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         }
         if (atomic_load(&e->state) == TJ_E_COMPILING) {
             // Not in the background: a callback of this thread's own compile, which it can't wait for.
-            interpret = trimmed || !background;
+            bool interpret = trimmed || !background;
             tj_status st = interpret ? TRACE_OK : meanwhile(b, s, e, &interpret);
             if (st || interpret) {
                 if (!counted && !trimmed)
@@ -1144,11 +913,11 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         }
         if (atomic_load(&e->state) == TJ_E_READY) {
             if (e->symbolic && !matches(e, s)) { // made for other sizes, with a guard against these
-                exact = attempt >= SYMBOLIC_ATTEMPTS;
+                q.exact = attempt >= SYMBOLIC_ATTEMPTS;
                 tj_entry_put(e);
                 continue;
             }
-            if (!trimmed && !made)
+            if (!trimmed && !q.made)
                 (void)hit(b, e);
             break;
         }
@@ -1160,7 +929,7 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
         tj_entry_put(e);
         if (failed == TRACE_ERR_SHUTDOWN)
             return tj_fail(failed, "region '%s': its compile was cancelled by the shutdown of the context", r->name);
-        exact |= failed == TRACE_ERR_COMPILE;
+        q.exact |= failed != TRACE_ERR_MEMORY; // what can't be compiled with symbols isn't tried so again
         if (failed == TRACE_ERR_MEMORY && attempt >= ATTEMPTS)
             return tj_fail(failed, "region '%s': out of memory for a plan", r->name);
     }
@@ -1260,7 +1029,7 @@ static uint64_t learned_hash(const struct tj_trace *t, tj_ref target, const tj_r
 static struct tj_learned *find_learned(struct tj_cache *c, uint64_t hash, const struct tj_trace *t, tj_ref target,
                                        const tj_ref *writes, uint32_t nwrites) {
     for (struct tj_learned *l = c->records[hash & (c->nbuckets - 1)]; l; l = l->next) {
-        if (l->hash == hash && l->target == target && same_refs(l->writes, l->nwrites, writes, nwrites) &&
+        if (l->hash == hash && l->target == target && tj_same_refs(l->writes, l->nwrites, writes, nwrites) &&
             tj_trace_alike(&l->trace, t)) {
             (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
             return l;

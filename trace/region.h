@@ -30,6 +30,13 @@ struct tj_site {
     const struct tj_entry *like; // another plan of the same place, or NULL
     bool ahead;                  // no run asks for it: trace_warmup
 };
+// Why a plan was made although there was one for the place.
+struct tj_recompile {
+    int input, dim; // declared first, then captured; -1: none
+    bool varies;    // a constant of the plan that nearly served, seen with another value
+    int64_t from, to;
+    char text[700];
+};
 enum tj_entry_state { TJ_E_COMPILING, TJ_E_READY, TJ_E_DROPPED };
 // One signature and its plan. Keyed on the trace's keyed arrays, outs and writes; a symbolic one on what traces that
 // are alike have in common, and on the guards of its plan. Immutable once READY but for counters.
@@ -42,10 +49,11 @@ struct tj_entry {
     const void *maker;      // address of tj_current of the thread that entered it
     uint64_t asked_ns;      // when it was entered
     _Atomic uint64_t hits;
-    bool symbolic;   // extents in `dyn` are symbols
-    bool shadowed;   // made from the trace of another plan, not from that of the run that asked
-    uint64_t hash;   // exact ones: of everything
-    uint64_t family; // of what traces that are alike have in common; 0: the region makes exact plans only
+    bool symbolic;              // extents in `dyn` are symbols
+    bool shadowed;              // made from the trace of another plan, not from that of the run that asked
+    uint64_t hash;              // exact ones: of everything
+    uint64_t family;            // of what traces that are alike have in common; 0: the region makes exact plans only
+    struct tj_recompile reason; // written by the maker
     struct tj_dynamic dyn;
     struct tj_capacity caps[TJ_BUCKET_DIMS];
     struct tj_segment seg; // trace, outs and writes are the entry's own
@@ -308,6 +316,9 @@ const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap); // "file:line
 
 // ---- segments (cache.c) -------------------------------------------------------------------------------------------
 
+bool tj_same_refs(const tj_ref *a, uint32_t na, const tj_ref *b, uint32_t nb);
+// Whether the entry is of the same ops, outputs and writes, up to extents.
+bool tj_relatives(const struct tj_entry *e, const struct tj_segment *s);
 tj_status tj_cache_init(struct tj_cache *c, uint32_t max);
 void tj_cache_free(struct tj_cache *c);
 // The plan of a segment: found, waited for, or made. The box's hints keep *out; the next call may drop it. trimmed:
