@@ -416,20 +416,33 @@ void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap) {
     print(x, e, buf, cap, &n, 0);
 }
 
+// Symbols and constants come before TJ_EX_ADD, what is computed from others after it.
+static inline bool computed(const struct tj_ex_node *e) { return e->op >= TJ_EX_ADD; }
+
+// A symbol that is part of what was recorded: an argument of an op, or an amount among its attributes.
+static inline int64_t recorded(const struct tj_ex_node *e, const struct tj_trace *t) {
+    const struct tj_node *n = &t->nodes[e->a];
+    return e->op == TJ_EX_ARG ? tj_shape_dims(t, n->shape)[e->b] : t->attrs[n->attr + e->b];
+}
+
+// The value of a symbol or constant in a run.
+static inline int64_t given(const struct tj_ex_node *e, const struct tj_run_args *args) {
+    switch (e->op) {
+    case TJ_EX_CONST: return e->value;
+    case TJ_EX_EXTENT: return args->leaves[e->a].tensor->dims[e->b];
+    case TJ_EX_STRIDE: return args->leaves[e->a].tensor->strides[e->b];
+    case TJ_EX_PARAM: return args->params[e->a].v.i;
+    default: return recorded(e, args->trace);
+    }
+}
+
 bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int64_t *out) {
     for (uint32_t i = 0; i < x->n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];
-        switch (e->op) {
-        case TJ_EX_CONST: out[i] = e->value; break;
-        case TJ_EX_EXTENT: out[i] = args->leaves[e->a].tensor->dims[e->b]; break;
-        case TJ_EX_STRIDE: out[i] = args->leaves[e->a].tensor->strides[e->b]; break;
-        case TJ_EX_PARAM: out[i] = args->params[e->a].v.i; break;
-        case TJ_EX_ARG: out[i] = tj_shape_dims(args->trace, args->trace->nodes[e->a].shape)[e->b]; break;
-        case TJ_EX_ATTR: out[i] = args->trace->attrs[args->trace->nodes[e->a].attr + e->b]; break;
-        default:
-            if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
-                return false;
-            }
+        if (!computed(e)) {
+            out[i] = given(e, args);
+        } else if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
+            return false;
         }
     }
     return true;
@@ -438,16 +451,7 @@ bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int
 bool tj_exprs_same(const struct tj_exprs *x, const struct tj_run_args *args, const int64_t *vals) {
     for (uint32_t i = 0; i < x->n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];
-        int64_t v;
-        switch (e->op) {
-        case TJ_EX_EXTENT: v = args->leaves[e->a].tensor->dims[e->b]; break;
-        case TJ_EX_STRIDE: v = args->leaves[e->a].tensor->strides[e->b]; break;
-        case TJ_EX_PARAM: v = args->params[e->a].v.i; break;
-        case TJ_EX_ARG: v = tj_shape_dims(args->trace, args->trace->nodes[e->a].shape)[e->b]; break;
-        case TJ_EX_ATTR: v = args->trace->attrs[args->trace->nodes[e->a].attr + e->b]; break;
-        default: continue;
-        }
-        if (v != vals[i]) {
+        if (e->op != TJ_EX_CONST && !computed(e) && given(e, args) != vals[i]) {
             return false;
         }
     }
@@ -462,8 +466,8 @@ bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_
         case TJ_EX_EXTENT: out[i] = tj_shape_dims(t, t->leafkeys[e->a].shape)[e->b]; break;
         case TJ_EX_STRIDE:
         case TJ_EX_PARAM: out[i] = 0; break;
-        case TJ_EX_ARG: out[i] = tj_shape_dims(t, t->nodes[e->a].shape)[e->b]; break;
-        case TJ_EX_ATTR: out[i] = t->attrs[t->nodes[e->a].attr + e->b]; break;
+        case TJ_EX_ARG:
+        case TJ_EX_ATTR: out[i] = recorded(e, t); break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;
@@ -476,7 +480,7 @@ bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_
 bool tj_exprs_again(const struct tj_exprs *x, int64_t *out) {
     for (uint32_t i = 0; i < x->n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];
-        if (e->op >= TJ_EX_ADD && !apply(e->op, out[e->a], out[e->b], &out[i])) {
+        if (computed(e) && !apply(e->op, out[e->a], out[e->b], &out[i])) {
             return false;
         }
     }

@@ -62,7 +62,6 @@ enum tj_kop {
     TJ_KOP_CHECK, // a: condition, b: offending i64 value, c: extent (i64) or KNONE, d: mask of lanes that count or
                   // KNONE; imm: kind<<24 | error site. Where false (and mask), sets the run's data error. No value.
     TJ_KOP_FMA,   // a*b + c, one rounding (decomposed norms use it where their definition says so)
-    TJ_KOP_DIVN,  // reserved
     TJ_KOP_END
 };
 enum tj_reduce { TJ_RED_SUM, TJ_RED_MAX, TJ_RED_MIN, TJ_RED_ANY, TJ_RED_ALL, TJ_RED_ARGMAX, TJ_RED_ARGMIN };

@@ -9,7 +9,7 @@
 #include "../lib/perf.h"
 #include "kernel.h"
 
-#define TJ_MODULE_ABI 2
+#define TJ_MODULE_ABI 3
 // One thing to compile. The batch of a plan goes into one LLVM module.
 enum tj_unit_kind { TJ_UNIT_LOOP, TJ_UNIT_GEMM };
 // f32/f64 micro-kernel: C[m, n] (+)= sum over k of A[m*lda + k*ska] * B[k*nr + n], one fma chain over ascending k an

@@ -660,23 +660,19 @@ static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in
         s = tj_instance_place(p, in, &want);
         if (s)
             return s;
+        unsigned char *ws = want > in->ws_bytes ? tj_buffer_alloc(p->jit->ctx, want) : in->ws;
+        if (want > in->ws_bytes && !ws && in->caps && !in->tight) { // without the bucket's room the run may fit
+            in->tight = true;
+            return instance_prepare(p, in, args);
+        }
         if (want > in->ws_bytes) {
-            unsigned char *ws = tj_buffer_alloc(p->jit->ctx, want);
-            if (!ws && in->caps && !in->tight) { // the run itself may fit
-                in->tight = true;
-                s = tj_instance_place(p, in, &want);
-                ws = s || want <= in->ws_bytes ? NULL : tj_buffer_alloc(p->jit->ctx, want);
-                if (!s && want <= in->ws_bytes)
-                    goto placed;
-            }
             if (!ws)
-                return s ? s : no_workspace(want);
+                return no_workspace(want);
             if (in->ws)
                 tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
             in->ws = ws;
             in->ws_bytes = want;
         }
-    placed:
         in->placed = true;
     }
     tj_instance_fill(p, in, args);

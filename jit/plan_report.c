@@ -145,7 +145,8 @@ tj_status tj_plan_code(struct tj_plan *p, uint32_t kernel, const char **text) {
     memset(units, 0, sizeof units);
     size_t n = tj_plan_step_units(p, kernel, units);
     if (!n) {
-        *text = "; written by hand (kernels/), nothing is generated\n";
+        *text = tj_plan_program(p)->steps[kernel].repeat ? "; a counted loop: the code is that of its body's kernels\n"
+                                                         : "; written by hand (kernels/), nothing is generated\n";
         return TRACE_OK;
     }
     for (size_t i = 0; i < n; i++)

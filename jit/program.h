@@ -12,11 +12,8 @@ struct tj_buf {
     uint32_t index; // LEAF: leaf number; OUT: output number
     tj_ex elems;    // TEMP: number of elements (contiguous)
     tj_ref node;    // value it holds first, for dumps
-    // filled by the memory planner
-    uint32_t first, last; // steps that first write and last use it (TEMP)
-    uint32_t share;       // TEMP: buffer whose memory it takes over (same arena slot), or itself
-    uint8_t why;          // OUT, TEMP: enum tj_kept
-    tj_ref user;          // trace node that wanted it there, or TJ_NIL
+    uint8_t why;    // OUT, TEMP: enum tj_kept
+    tj_ref user;    // trace node that wanted it there, or TJ_NIL
 };
 // Tensor geometry as a step sees it: strides in elements, offset in elements, all expressions.
 struct tj_geom {

@@ -22,7 +22,6 @@ uint32_t tj_s_new_buf(struct tj_sched *s, uint8_t kind, uint8_t dtype, uint32_t 
                                         .index = index,
                                         .elems = elems,
                                         .node = node,
-                                        .share = s->nbufs,
                                         .why = kind == TJ_BUF_OUT ? TJ_KEPT_OUTPUT : TJ_KEPT_NONE,
                                         .user = TJ_NIL};
     return s->nbufs++;

@@ -160,8 +160,10 @@ static bool write_maps(void) {
         struct debug *d = (struct debug *)(void *)e;
         if (d->process == tj_process())
             continue;
-        d->process = tj_process();
-        ok &= append(d->lines, d->nlines);
+        if (append(d->lines, d->nlines))
+            d->process = tj_process();
+        else
+            ok = false; // the next one tries again
     }
     return ok;
 }

@@ -149,19 +149,9 @@ static bool copy_leaves(struct job *j, const struct tj_trace *t) {
     if (!j->tensors || !j->leaves)
         return false;
     for (uint32_t i = 0; i < t->nleaves; i++) {
-        const struct trace_tensor *from = t->leaves[i].tensor;
-        struct trace_tensor *x = &j->tensors[i];
-        atomic_init(&x->refs, 1);
-        x->dtype = from->dtype;
-        x->rank = from->rank;
-        x->layout = from->layout;
-        x->numel = from->numel;
-        x->offset = from->offset;
-        memcpy(x->dims, from->dims, sizeof x->dims);
-        memcpy(x->strides, from->strides, sizeof x->strides);
-        x->st = &none;
-        x->internal = true;
-        j->leaves[i].tensor = x;
+        tj_tensor_like(&j->tensors[i], t->leaves[i].tensor, &none);
+        j->tensors[i].offset = t->leaves[i].tensor->offset;
+        j->leaves[i].tensor = &j->tensors[i];
     }
     return true;
 }

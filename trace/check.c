@@ -5,10 +5,10 @@
 // what differs, check_find.c compares op by op, each from the plan's own operands. So no tolerance is handed down, and
 // a comparison or an index behind a near tie is judged by what it was given. When an op is to blame, the tensors get
 // what the interpreter made of them, and the run fails with the op, its line, the element and both values.
-#include <math.h>
 #include <stdio.h>
 
 #include "check.h"
+#include "math.h"
 #include "record.h"
 
 // ---- memory that is written -----------------------------------------------------------------------------------------
@@ -57,16 +57,8 @@ static void redirect(struct tj_shadow *s, uint32_t i, const struct trace_tensor 
     struct tj_storage *st = &s->storages[i];
     const unsigned char *from;
     size_t bytes = span(x, &from);
-    atomic_init(&y->refs, 1);
-    y->dtype = x->dtype;
-    y->rank = x->rank;
-    y->layout = x->layout;
-    y->numel = x->numel;
-    memcpy(y->dims, x->dims, sizeof y->dims);
-    memcpy(y->strides, x->strides, sizeof y->strides);
+    tj_tensor_like(y, x, st);
     y->ctx = x->ctx;
-    y->internal = true;
-    y->st = st;
     atomic_init(&st->refs, 1);
     st->ctx = x->ctx;
     st->bytes = bytes;
@@ -162,14 +154,12 @@ static double to_double(tj_dtype d, uint64_t v) {
         memcpy(&x, &v, 8);
         return x;
     }
-    if (d == TRACE_F16) {
-        int e = (int)(v >> 10 & 31), m = (int)(v & 1023);
-        double x = e == 31 ? (m ? (double)NAN : (double)INFINITY) : ldexp(e ? m | 1024 : m, (e ? e : 1) - 25);
-        return v & 0x8000 ? -x : x;
-    }
-    uint32_t w = (uint32_t)(d == TRACE_BF16 ? v << 16 : v);
+    if (d == TRACE_F16)
+        return (double)tj_f16_to_f32((uint16_t)v);
+    if (d == TRACE_BF16)
+        return (double)tj_bf16_to_f32((uint16_t)v);
     float f;
-    memcpy(&f, &w, 4);
+    memcpy(&f, &v, 4);
     return (double)f;
 }
 
@@ -263,25 +253,17 @@ static tj_status report(struct tj_check *c, tj_ref node, const char *text) {
     return tj_fail(TRACE_ERR_COMPILE, "check failed: %s", text);
 }
 
-static const char *shape_text(const struct tj_trace *t, tj_ref n, char *buf, size_t cap) {
-    const int64_t *d = tj_shape_dims(t, t->nodes[n].shape);
-    size_t rank = tj_shape_rank(t, t->nodes[n].shape), at = 0;
-    at += (size_t)snprintf(buf, cap, "%s [", tj_dtypes[t->nodes[n].dtype].name);
-    for (size_t i = 0; i < rank && at < cap; i++)
-        at += (size_t)snprintf(buf + at, cap - at, "%s%lld", i ? ", " : "", (long long)d[i]);
-    if (at < cap)
-        (void)snprintf(buf + at, cap - at, "]");
-    return buf;
-}
-
 static tj_status differs(struct tj_check *c, tj_ref first, const struct tj_blame *b) {
     const struct tj_trace *t = c->seg->trace;
-    char node[300], shape[200], seen[300], text[TJ_ERROR_MAX];
+    char node[300], shape[TJ_DIMS_TEXT], seen[300], text[TJ_ERROR_MAX];
+    const struct tj_node *n = &t->nodes[b->node];
     bool same = first == b->node;
     static const char *const how[] = {" differs", " is wrong", " is wrong in the kernel it is fused into"};
-    (void)snprintf(text, sizeof text, "%s%s: element %lld of its result %s is %s, the interpreter's is %s%s%s%s%s",
+    (void)snprintf(text, sizeof text, "%s%s: element %lld of its result %s %s is %s, the interpreter's is %s%s%s%s%s",
                    tj_op_text(t, b->node, node, sizeof node), how[b->how], (long long)b->diff.index,
-                   shape_text(t, b->node, shape, sizeof shape), b->diff.got, b->diff.want, same ? "" : "; seen in ",
+                   tj_dtypes[n->dtype].name,
+                   tj_dims_text(shape, sizeof shape, tj_shape_dims(t, n->shape), tj_shape_rank(t, n->shape)),
+                   b->diff.got, b->diff.want, same ? "" : "; seen in ",
                    same ? "" : tj_op_text(t, first, seen, sizeof seen), b->note[0] ? "; " : "", b->note);
     return report(c, b->node, text);
 }

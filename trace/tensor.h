@@ -50,6 +50,18 @@ enum { TJ_T_READY, TJ_T_DEFERRED /* item_later before the end of its run */, TJ_
 static inline void *tj_tensor_data(const struct trace_tensor *t) {
     return t->st->data ? t->st->data + t->offset * (int64_t)tj_elem_bytes((tj_dtype)t->dtype) : NULL;
 }
+// Makes of a zeroed t the internal twin of a tensor: its dtype, shape and strides over another storage, at offset 0.
+static inline void tj_tensor_like(struct trace_tensor *t, const struct trace_tensor *of, struct tj_storage *st) {
+    atomic_init(&t->refs, 1);
+    t->dtype = of->dtype;
+    t->rank = of->rank;
+    t->layout = of->layout;
+    t->numel = of->numel;
+    memcpy(t->dims, of->dims, sizeof t->dims);
+    memcpy(t->strides, of->strides, sizeof t->strides);
+    t->st = st;
+    t->internal = true;
+}
 static inline bool tj_is_value(const trace_tensor *t) { return (uintptr_t)t & 1; } // recorded value (or TRACE_NONE)
 // Fresh contiguous tensor with uninitialised memory of its own; NULL and an error on failure. Storage memory comes from
 // the context's cache of released buffers when one fits.

@@ -267,17 +267,16 @@ tj_status trace_timeline_start(trace_context *ctx, const char *path) {
             st = tj_fail(TRACE_ERR_ARGUMENT, "trace_timeline_start: '%.300s' can't be written", path);
         } else {
             t->open = true;
+            atomic_store(&ctx->timeline_on, true);
         }
     }
     tj_unlock(&t->lock);
-    if (!st)
-        atomic_store(&ctx->timeline_on, true);
     return st;
 }
 
 static tj_status stop(trace_context *ctx, struct tj_timeline *t) {
-    atomic_store(&ctx->timeline_on, false);
     (void)tj_lock(&t->lock);
+    atomic_store(&ctx->timeline_on, false);
     while (t->open && t->writing && t->process == tj_process())
         tj_cond_wait(&t->done, &t->lock, TJ_FOREVER);
     tj_status st = TRACE_OK;
@@ -285,7 +284,9 @@ static tj_status stop(trace_context *ctx, struct tj_timeline *t) {
         st = tj_fail(TRACE_ERR_STATE, "trace_timeline_stop: no timeline is being written");
     } else {
         uint64_t lost = t->dropped;
-        flush(t); // also when the buffer is empty: for the count of dropped events
+        do
+            flush(t);                          // also when the buffer is empty: for the count of dropped events
+        while (t->buffers[t->filling].events); // of threads that were at it, while the lock was free
         t->open = false;
         tj_file_close(t->fd);
         if (t->dropped > lost)
