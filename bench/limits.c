@@ -315,34 +315,17 @@ static int steady(double seconds) {
 }
 
 int main(int argc, char **argv) {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } parts[] = {{"matmul", matmul_part},
-                 {"first", first_part},
-                 {"tiny", tiny_part},
-                 {"scaling", scaling_part},
-                 {"waits", waits_part}};
-    enum { NPARTS = sizeof parts / sizeof parts[0] };
+    static const struct part parts[] = {{"matmul", matmul_part, true},
+                                        {"first", first_part, true},
+                                        {"tiny", tiny_part, true},
+                                        {"scaling", scaling_part, true},
+                                        {"waits", waits_part, true}};
     if (argc == 2 && !strcmp(argv[1], "--first")) {
         printf("%.6f\n", first_call());
         return 0;
     }
     if (argc == 3 && !strcmp(argv[1], "--steady"))
         return steady(strtod(argv[2], NULL));
-    for (int k = 1; k < argc; k++) {
-        bool known = false;
-        for (size_t i = 0; i < NPARTS; i++)
-            known |= !strcmp(argv[k], parts[i].name);
-        if (!known)
-            die(argv[k], "no such part");
-    }
-    for (size_t i = 0; i < NPARTS; i++) {
-        bool wanted = argc < 2;
-        for (int k = 1; k < argc; k++)
-            wanted |= !strcmp(argv[k], parts[i].name);
-        if (wanted)
-            parts[i].run();
-    }
+    run_parts(parts, sizeof parts / sizeof parts[0], argc, argv);
     return 0;
 }

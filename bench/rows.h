@@ -35,6 +35,41 @@ static inline void die(const char *what, const char *why) {
     exit(1);
 }
 
+/* Resident memory of this process. */
+static inline long resident_kb(void) {
+    long pages = 0, dummy = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f)
+        return 0;
+    if (fscanf(f, "%ld %ld", &dummy, &pages) != 2)
+        pages = 0;
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/* What a program measures; the names are its arguments. */
+struct part {
+    const char *name;
+    void (*run)(void);
+    bool by_default;
+};
+static inline void run_parts(const struct part *parts, size_t n, int argc, char **argv) {
+    for (int k = 1; k < argc; k++) {
+        bool known = false;
+        for (size_t i = 0; i < n; i++)
+            known |= !strcmp(argv[k], parts[i].name);
+        if (!known)
+            die(argv[k], "no such part");
+    }
+    for (size_t i = 0; i < n; i++) {
+        bool wanted = argc < 2 && parts[i].by_default;
+        for (int k = 1; k < argc; k++)
+            wanted |= !strcmp(argv[k], parts[i].name);
+        if (wanted)
+            parts[i].run();
+    }
+}
+
 static inline double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

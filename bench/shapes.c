@@ -226,17 +226,6 @@ static void varlen(const char *name, int dynamic) {
 enum { MOST_EXTENT = 512, THIN = 4 };
 static float pool[MOST_EXTENT * MOST_EXTENT + 4096];
 
-static long resident_kb(void) {
-    long pages = 0, dummy = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f)
-        return 0;
-    if (fscanf(f, "%ld %ld", &dummy, &pages) != 2)
-        pages = 0;
-    fclose(f);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
 /* Extents: n, k, p; whether a and d have one row, and b one element, instead. */
 struct extents {
     int64_t n, k, p;
@@ -548,28 +537,10 @@ static void varlen_auto(void) { varlen("varlen_64", TRACE_DYNAMIC_AUTO); }
 static void varlen_off(void) { varlen("varlen_64_off", TRACE_DYNAMIC_OFF); }
 
 int main(int argc, char **argv) {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-        bool by_default;
-    } parts[] = {{"random_shapes", random_shapes, true},
-                 {"symbolic_vs_exact", symbolic_vs_exact, true},
-                 {"varlen_64", varlen_auto, true},
-                 {"varlen_64_off", varlen_off, false}};
-    enum { NPARTS = sizeof parts / sizeof parts[0] };
-    for (int k = 1; k < argc; k++) {
-        bool known = false;
-        for (size_t i = 0; i < NPARTS; i++)
-            known |= !strcmp(argv[k], parts[i].name);
-        if (!known)
-            die(argv[k], "no such part");
-    }
-    for (size_t i = 0; i < NPARTS; i++) {
-        bool wanted = argc < 2 && parts[i].by_default;
-        for (int k = 1; k < argc; k++)
-            wanted |= !strcmp(argv[k], parts[i].name);
-        if (wanted)
-            parts[i].run();
-    }
+    static const struct part parts[] = {{"random_shapes", random_shapes, true},
+                                        {"symbolic_vs_exact", symbolic_vs_exact, true},
+                                        {"varlen_64", varlen_auto, true},
+                                        {"varlen_64_off", varlen_off, false}};
+    run_parts(parts, sizeof parts / sizeof parts[0], argc, argv);
     return failures != 0;
 }

@@ -8,25 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tracejit.h>
-#include <unistd.h>
+
+#include "rows.h"
 
 static int failures;
 
 static void check(bool ok, const char *what, double a, double b) {
     printf("%-4s %-58s %.6g %.6g\n", ok ? "ok" : "FAIL", what, a, b);
     failures += !ok;
-}
-
-static long resident_kb(void) {
-    long pages = 0, dummy = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f)
-        return 0;
-    if (fscanf(f, "%ld %ld", &dummy, &pages) != 2)
-        pages = 0;
-    (void)fclose(f);
-    return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 /* Bytes and blocks malloc has handed out and not got back. */

@@ -907,40 +907,7 @@ START_TEST(memory_comes_back) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-    const struct {
-        const TTest *test;
-        int turns;
-    } tests[] = {{creation, 1},
-                 {sites_of_each_part, 3},
-                 {interpreted, TJ_COUNT(scenes)},
-                 {op_by_op, TJ_COUNT(scenes)},
-                 {compiled, TJ_COUNT(scenes)},
-                 {compiled_afresh, TJ_COUNT(scenes)},
-                 {host_allocator, 2},
-                 {limit, 1},
-                 {needs_known_before, 1},
-                 {no_module, 1},
-                 {wrong_module, 1},
-                 {forbidden_memory, 1},
-                 {switched_off, 1},
-                 {forbidden_later, 1},
-                 {memory_comes_back, 1}};
-    Suite *s = suite_create("faults");
-    for (size_t i = 0; i < TJ_COUNT(tests); i++) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++)
-            wanted |= !strcmp(argv[a], tests[i].test->name);
-        if (!wanted)
-            continue;
-        TCase *c = tcase_create(tests[i].test->name);
-        tcase_set_timeout(c, 300);
-        tcase_add_loop_test(c, tests[i].test, 0, tests[i].turns);
-        suite_add_tcase(s, c);
-    }
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed;
-}
+TJ_TEST_MAIN_TURNS("faults", {creation, 1}, {sites_of_each_part, 3}, {interpreted, TJ_COUNT(scenes)},
+                   {op_by_op, TJ_COUNT(scenes)}, {compiled, TJ_COUNT(scenes)}, {compiled_afresh, TJ_COUNT(scenes)},
+                   {host_allocator, 2}, {limit, 1}, {needs_known_before, 1}, {no_module, 1}, {wrong_module, 1},
+                   {forbidden_memory, 1}, {switched_off, 1}, {forbidden_later, 1}, {memory_comes_back, 1})

@@ -1093,44 +1093,9 @@ START_TEST(executable_memory_is_the_hosts) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-    const struct {
-        const TTest *test;
-        int turns;
-    } tests[] = {{floating_point_modes, 2},
-                 {small_stacks, 1},
-                 {deep_recursion, 1},
-                 {no_places, 1},
-                 {nothing_to_write_to, 1},
-                 {no_descriptors, 2},
-                 {one_processor, 1},
-                 {no_memory_for_the_compiler, 1},
-                 {fork_amid_writes, 1},
-                 {fork_inside_a_run, 1},
-                 {longjmp_out_of_a_body, 1},
-                 {handlers_use_the_library, 1},
-                 {parallel_for_uses_the_library, 1},
-                 {eager_scopes_release, 1},
-                 {leaks_are_told, 1},
-                 {ends_on_another_thread, 1},
-                 {shutdown_and_cancel, 1},
-                 {few_instances_are_kept, 1},
-                 {executable_memory_is_the_hosts, 1}};
-    Suite *s = suite_create("host");
-    for (size_t i = 0; i < TJ_COUNT(tests); i++) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++)
-            wanted |= !strcmp(argv[a], tests[i].test->name);
-        if (!wanted)
-            continue;
-        TCase *c = tcase_create(tests[i].test->name);
-        tcase_set_timeout(c, 300);
-        tcase_add_loop_test(c, tests[i].test, 0, tests[i].turns);
-        suite_add_tcase(s, c);
-    }
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed;
-}
+TJ_TEST_MAIN_TURNS("host", {floating_point_modes, 2}, {small_stacks, 1}, {deep_recursion, 1}, {no_places, 1},
+                   {nothing_to_write_to, 1}, {no_descriptors, 2}, {one_processor, 1}, {no_memory_for_the_compiler, 1},
+                   {fork_amid_writes, 1}, {fork_inside_a_run, 1}, {longjmp_out_of_a_body, 1},
+                   {handlers_use_the_library, 1}, {parallel_for_uses_the_library, 1}, {eager_scopes_release, 1},
+                   {leaks_are_told, 1}, {ends_on_another_thread, 1}, {shutdown_and_cancel, 1},
+                   {few_instances_are_kept, 1}, {executable_memory_is_the_hosts, 1})

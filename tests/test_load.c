@@ -423,26 +423,4 @@ START_TEST(mesa) { // _i: before or after the library
 }
 END_TEST
 
-int main(int argc, char **argv) {
-    const struct {
-        const TTest *test;
-        int turns;
-    } tests[] = {{a_hundred_times, 1}, {loaded_twice, 2}, {another_llvm, 6}, {mesa, 2}};
-    Suite *s = suite_create("load");
-    for (size_t i = 0; i < TJ_COUNT(tests); i++) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++)
-            wanted |= !strcmp(argv[a], tests[i].test->name);
-        if (!wanted)
-            continue;
-        TCase *c = tcase_create(tests[i].test->name);
-        tcase_set_timeout(c, 300);
-        tcase_add_loop_test(c, tests[i].test, 0, tests[i].turns);
-        suite_add_tcase(s, c);
-    }
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed;
-}
+TJ_TEST_MAIN_TURNS("load", {a_hundred_times, 1}, {loaded_twice, 2}, {another_llvm, 6}, {mesa, 2})

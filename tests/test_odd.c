@@ -526,28 +526,6 @@ START_TEST(eight_threads) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-    const struct {
-        const TTest *test;
-        int turns;
-    } tests[] = {{nothing_in_them, 1},   {one_and_eight_dims, 1},     {long_chain, TIERS},
-                 {many_operands, TIERS}, {many_outputs, TIERS},       {deep_scopes, TIERS},
-                 {places, TIERS},        {errno_is_the_hosts, TIERS}, {eight_threads, TIERS}};
-    Suite *s = suite_create("odd");
-    for (size_t i = 0; i < TJ_COUNT(tests); i++) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++)
-            wanted |= !strcmp(argv[a], tests[i].test->name);
-        if (!wanted)
-            continue;
-        TCase *c = tcase_create(tests[i].test->name);
-        tcase_set_timeout(c, 300);
-        tcase_add_loop_test(c, tests[i].test, 0, tests[i].turns);
-        suite_add_tcase(s, c);
-    }
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed;
-}
+TJ_TEST_MAIN_TURNS("odd", {nothing_in_them, 1}, {one_and_eight_dims, 1}, {long_chain, TIERS}, {many_operands, TIERS},
+                   {many_outputs, TIERS}, {deep_scopes, TIERS}, {places, TIERS}, {errno_is_the_hosts, TIERS},
+                   {eight_threads, TIERS})

@@ -39,34 +39,11 @@ static trace_context *ctx;
 static trace_region *region;
 static float *page; // input of kernels: [8, 128]
 
-static void quiet(void *user, const trace_event *e) {
-    (void)user;
-    (void)e;
-}
-
-// Whether there is a compiler: known once something was compiled.
-static bool compiler(void) {
-    static int known;
-    if (!known) {
-        trace_context *c;
-        trace_stats s = {.size = sizeof s};
-        TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = quiet), &c));
-        T *x = trace_from(c, TRACE_F32, (const float[]){1, 2}, TRACE_DIMS(2)), *y = trace_neg(x);
-        ck_assert_ptr_nonnull(y);
-        trace_context_stats(c, &s);
-        known = s.interpreted_ops ? 1 : 2;
-        trace_release(y);
-        trace_release(x);
-        trace_context_release(c);
-    }
-    return known == 2;
-}
-
 static bool start(bool perf) {
-    bool compiled = compiler();
+    bool compiled = tj_test_compiler();
     if (perf)
         ck_assert_int_eq(setenv("TRACEJIT_PERF", "1", 1), 0);
-    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .on_event = quiet), &ctx));
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .on_event = tj_test_quiet), &ctx));
     ck_assert_int_eq(unsetenv("TRACEJIT_PERF"), 0);
     TJ_ASSERT_OK(trace_region_create(ctx, "my model", NULL, &region));
     if (!page) {
@@ -383,7 +360,7 @@ START_TEST(refused_allocations_leave_nothing) {
             break;
     }
     forget_map(getpid());
-    ck_assert(refused > 20 || !compiler());
+    ck_assert(refused > 20 || !tj_test_compiler());
 }
 END_TEST
 

@@ -23,22 +23,37 @@
         return tj_test_main(suite, tests, TJ_COUNT(tests), argc, argv);                                                \
     }
 
-static inline int tj_test_main(const char *suite, const TTest *const *tests, size_t n, int argc, char **argv) {
-    Suite *s = suite_create(suite);
-    size_t added = 0;
-    for (size_t i = 0; i < n; i++) {
-        bool wanted = argc < 2;
-        for (int a = 1; a < argc; a++) {
-            wanted |= !strcmp(argv[a], tests[i]->name);
-        }
-        if (wanted) {
-            TCase *c = tcase_create(tests[i]->name);
-            tcase_set_timeout(c, 120);
-            tcase_add_test(c, tests[i]);
-            suite_add_tcase(s, c);
-            added++;
-        }
+// The same for tests that run several times, with _i from 0 on; they may take longer.
+#define TJ_TEST_MAIN_TURNS(suite, ...)                                                                                 \
+    int main(int argc, char **argv) {                                                                                  \
+        const struct tj_test tests[] = {__VA_ARGS__};                                                                  \
+        Suite *s = suite_create(suite);                                                                                \
+        bool added = false;                                                                                            \
+        for (size_t i = 0; i < TJ_COUNT(tests); i++) {                                                                 \
+            added |= tj_test_add(s, tests[i].test, tests[i].turns, 300, argc, argv);                                   \
+        }                                                                                                              \
+        return tj_test_run(s, suite, added);                                                                           \
     }
+struct tj_test {
+    const TTest *test;
+    int turns;
+};
+
+static inline bool tj_test_add(Suite *s, const TTest *test, int turns, int seconds, int argc, char **argv) {
+    bool wanted = argc < 2;
+    for (int a = 1; a < argc; a++) {
+        wanted |= !strcmp(argv[a], test->name);
+    }
+    if (wanted) {
+        TCase *c = tcase_create(test->name);
+        tcase_set_timeout(c, seconds);
+        tcase_add_loop_test(c, test, 0, turns);
+        suite_add_tcase(s, c);
+    }
+    return wanted;
+}
+
+static inline int tj_test_run(Suite *s, const char *suite, bool added) {
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
     int failed = srunner_ntests_failed(r);
@@ -47,6 +62,36 @@ static inline int tj_test_main(const char *suite, const TTest *const *tests, siz
         fprintf(stderr, "%s: no such test\n", suite);
     }
     return failed || !added;
+}
+
+static inline int tj_test_main(const char *suite, const TTest *const *tests, size_t n, int argc, char **argv) {
+    Suite *s = suite_create(suite);
+    bool added = false;
+    for (size_t i = 0; i < n; i++) {
+        added |= tj_test_add(s, tests[i], 1, 120, argc, argv);
+    }
+    return tj_test_run(s, suite, added);
+}
+
+// Whether the library has a compiler: known once something was compiled.
+static inline void tj_test_quiet(void *user, const trace_event *e) { (void)user, (void)e; }
+static inline bool tj_test_compiler(void) {
+    static int known;
+    if (!known) {
+        trace_context *c;
+        trace_stats s = {.size = sizeof s};
+        trace_context_options o = {.size = sizeof o, .on_event = tj_test_quiet};
+        ck_assert_int_eq(trace_context_create(&o, &c), TRACE_OK);
+        const int64_t two = 2;
+        trace_tensor *x = trace_from(c, TRACE_F32, (const float[]){1, 2}, &two, 1), *y = (trace_neg)(x);
+        ck_assert_ptr_nonnull(y);
+        trace_context_stats(c, &s);
+        known = s.interpreted_ops ? 1 : 2;
+        trace_release(y);
+        trace_release(x);
+        trace_context_release(c);
+    }
+    return known == 2;
 }
 
 // Status `expr` returns, with the error text when it isn't the expected one.
