@@ -42,6 +42,11 @@ DEMO_ARGS ?= digits.safetensors
 STRIP    ?= strip
 CLANG_FORMAT ?= $(firstword $(shell command -v clang-format-14 clang-format))
 CLANG_TIDY ?= $(firstword $(shell command -v clang-tidy-14 clang-tidy))
+# The library and the package files name these places: they have to be absolute.
+absolute = $(if $(filter /%,$($(1))),$($(1)),$(abspath $($(1))))
+override PREFIX := $(call absolute,PREFIX)
+override libdir := $(call absolute,libdir)
+override includedir := $(call absolute,includedir)
 Q        := $(if $(V),,@)
 say       = $(if $(V),,@printf '  %-6s %s\n' '$(1)' '$(2)')
 
@@ -329,9 +334,13 @@ install: $(LIB_release) lib/tracejit.pc.in lib/tracejitConfig.cmake.in lib/trace
 	$(call fill,lib/tracejit.pc.in) >'$(DESTDIR)$(libdir)/pkgconfig/tracejit.pc'
 	$(call fill,lib/tracejitConfig.cmake.in) >'$(DESTDIR)$(libdir)/cmake/tracejit/tracejitConfig.cmake'
 	$(call fill,lib/tracejitConfigVersion.cmake.in) >'$(DESTDIR)$(libdir)/cmake/tracejit/tracejitConfigVersion.cmake'
-fill = sed -e 's|@prefix@|$(PREFIX)|g' -e 's|@libdir@|$(libdir)|g' -e 's|@includedir@|$(includedir)|g' \
+# The package files name places relative to their own, so that an installed tree can be moved: pkg-config's by pcfiledir
+# (but not in /usr, where it has to know the system's folders), CMake's by its list file.
+fill = sed -e 's|@libdir@|$(libdir)|g' -e 's|@pcprefix@|$(call pc_prefix)|g' -e 's|@pclibdir@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(libdir))|g' \
+  -e 's|@pcincludedir@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(includedir))|g' \
+  -e 's|@includefromlib@|$(shell realpath -m --relative-to='$(libdir)' '$(includedir)')|g' \
   -e 's|@version@|$(VERSION)|g' -e 's|@soname@|libtracejit.so.$(SOMAJOR)|g' $(1)
-
+pc_prefix = $(if $(filter /usr,$(PREFIX)),$(PREFIX),$(if $(filter $(PREFIX)/%,$(libdir)),$${pcfiledir}/$(shell realpath -m --relative-to='$(libdir)/pkgconfig' '$(PREFIX)'),$(PREFIX)))
 # Tensors exchanged with PyTorch in one process. PYTHON: an interpreter that has it.
 PYTHON ?= python3
 test-torch: $(LIB_release)
@@ -361,6 +370,7 @@ header-check:
 	    echo "#include <$$h>" | $$cc -x c $$f $(STRICT) -Iinclude -; done; done; \
 	  for cxx in g++ clang++; do for f in -std=c++17 -std=c++20; do \
 	    echo "#include <$$h>" | $$cxx -x c++ $$f $(STRICT) -Iinclude -; done; done; echo "header: $$h"; done
+	@bash tests/headers.sh
 	@set -e; for h in $(notdir $(wildcard include/*.hpp)); do for cxx in g++ clang++; do for f in -std=c++17 -std=c++20; do \
 	    echo "#include <$$h>" | $$cxx -x c++ $$f $(STRICT) -Iinclude -; done; done; echo "header: $$h"; done
 

@@ -120,7 +120,11 @@ enum { TRACE_PAD_CONSTANT, TRACE_PAD_REFLECT, TRACE_PAD_REPLICATE };
 enum { TRACE_REDUCTION_NONE, TRACE_REDUCTION_MEAN, TRACE_REDUCTION_SUM };
 
 /* An optional tensor argument that is absent. NULL is never "absent": it is an earlier error. */
+#ifdef __cplusplus
+#define TRACE_NONE (reinterpret_cast<trace_tensor *>(static_cast<intptr_t>(-1)))
+#else
 #define TRACE_NONE ((trace_tensor *)(intptr_t)-1)
+#endif
 /* As the dim of argmax, argmin, squeeze: over all dims. */
 #define TRACE_ALL_DIMS INT64_MIN
 /* Largest rank of a tensor. */
@@ -132,7 +136,11 @@ enum { TRACE_REDUCTION_NONE, TRACE_REDUCTION_MEAN, TRACE_REDUCTION_SUM };
     ((trace_tensor *const[]){__VA_ARGS__}), (sizeof((trace_tensor *const[]){__VA_ARGS__}) / sizeof(trace_tensor *))
 #endif
 /* The empty list: a 0-d shape, or "all dims" of a reduction. */
+#ifdef __cplusplus
+#define TRACE_SCALAR nullptr, static_cast<size_t>(0)
+#else
 #define TRACE_SCALAR NULL, (size_t)0
+#endif
 
 /* ---- options, events, statistics: sized structs; zero is the default -------------------------------------------- */
 
@@ -434,21 +442,11 @@ TRACE_API void trace_region_cancel(trace_region *r);
 /* Whether the calling thread's open run has failed: for the heads of loops that a readback steers. */
 TRACE_API bool trace_failed(const trace_context *ctx);
 
-#define trace_read(...) trace_read_at(__VA_ARGS__, TRACE_HERE)
-#define trace_data(...) trace_data_at(__VA_ARGS__, TRACE_HERE)
-#define trace_item_i64(...) trace_item_i64_at(__VA_ARGS__, TRACE_HERE)
-#define trace_item_f64(...) trace_item_f64_at(__VA_ARGS__, TRACE_HERE)
-#define trace_print(...) trace_print_at(__VA_ARGS__, TRACE_HERE)
-#define trace_item_later(...) trace_item_later_at(__VA_ARGS__, TRACE_HERE)
-#define trace_print_later(...) trace_print_later_at(__VA_ARGS__, TRACE_HERE)
-#define trace_begin(...) trace_begin_at(__VA_ARGS__, TRACE_HERE)
-#define trace_end(...) trace_end_at(__VA_ARGS__, TRACE_HERE)
-#define trace_end_bind(...) trace_end_bind_at(__VA_ARGS__, TRACE_HERE)
-
 /* ---- ops: names and argument meanings follow ATen -----------------------------------------------------------------
  * Each op exists as trace_x(...) and as trace_x_at(..., file, line); the macro of the plain name passes the host's
- * place. Define TRACE_NO_MACROS to have the functions only. dims may be negative. dtypes promote as in PyTorch: a
- * tensor of rank > 0 outranks a 0-d one of the same kind, and those outrank a scalar (_f: double, _i: int64_t). */
+ * place. Define TRACE_NO_MACROS to have the functions only: no macro of a lower-case name is left. dims may be
+ * negative. dtypes promote as in PyTorch: a tensor of rank > 0 outranks a 0-d one of the same kind, and those outrank a
+ * scalar (_f: double, _i: int64_t). */
 #define TRACE_OP(name, ...)                                                                                            \
     TRACE_API trace_tensor *trace_##name(__VA_ARGS__);                                                                 \
     TRACE_API trace_tensor *trace_##name##_at(__VA_ARGS__, const char *file, int line)
@@ -738,8 +736,6 @@ TRACE_OP(ones, trace_context *ctx, const int64_t *dims, size_t n, enum trace_dty
 TRACE_API enum trace_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const char *file,
                                             int line);
 TRACE_API enum trace_status trace_repeat_end_at(trace_tensor **carried, size_t n, const char *file, int line);
-#define trace_repeat(...) trace_repeat_at(__VA_ARGS__, TRACE_HERE)
-#define trace_repeat_end(...) trace_repeat_end_at(__VA_ARGS__, TRACE_HERE)
 
 /* Splits along dim into pieces of split_size (the last may be smaller), or into at most chunks pieces. n handles are
  * written to out; n must be the number of pieces. */
@@ -747,11 +743,36 @@ TRACE_API enum trace_status trace_split_at(trace_tensor *x, int64_t split_size, 
                                            size_t n, const char *file, int line);
 TRACE_API enum trace_status trace_chunk_at(trace_tensor *x, int64_t chunks, int64_t dim, trace_tensor **out, size_t n,
                                            const char *file, int line);
-#define trace_split(...) trace_split_at(__VA_ARGS__, TRACE_HERE)
-#define trace_chunk(...) trace_chunk_at(__VA_ARGS__, TRACE_HERE)
 #undef TRACE_OP
 
 #ifndef TRACE_NO_MACROS
+/* Names with no function behind them: called with another number of arguments they are left as they stand, so that a
+ * host's own trace_begin(name) or log->trace_print(text) stays the host's. For one with the same number define
+ * TRACE_NO_MACROS, and call the _at forms with TRACE_HERE. */
+#define TRACE_SEVENTH_(a, b, c, d, e, f, g, ...) g
+#define TRACE_WITH_1_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, N, N, Y, 0)
+#define TRACE_WITH_2_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, N, Y, N, 0)
+#define TRACE_WITH_3_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, Y, N, N, 0)
+#define TRACE_WITH_5_(...) TRACE_SEVENTH_(__VA_ARGS__, N, Y, N, N, N, N, 0)
+#define TRACE_CALL_(with, name, ...) TRACE_CALL2_(with, name, __VA_ARGS__)
+#define TRACE_CALL2_(with, name, ...) TRACE_CALL_##with##_(name, __VA_ARGS__)
+#define TRACE_CALL_Y_(name, ...) name##_at(__VA_ARGS__, TRACE_HERE)
+#define TRACE_CALL_N_(name, ...) name(__VA_ARGS__)
+#define trace_read(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_read, __VA_ARGS__)
+#define trace_data(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_data, __VA_ARGS__)
+#define trace_item_i64(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_item_i64, __VA_ARGS__)
+#define trace_item_f64(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_item_f64, __VA_ARGS__)
+#define trace_print(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_print, __VA_ARGS__)
+#define trace_item_later(...) TRACE_CALL_(TRACE_WITH_1_(__VA_ARGS__), trace_item_later, __VA_ARGS__)
+#define trace_print_later(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_print_later, __VA_ARGS__)
+#define trace_begin(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_begin, __VA_ARGS__)
+#define trace_end(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_end, __VA_ARGS__)
+#define trace_end_bind(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_end_bind, __VA_ARGS__)
+#define trace_repeat(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_repeat, __VA_ARGS__)
+#define trace_repeat_end(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_repeat_end, __VA_ARGS__)
+#define trace_split(...) TRACE_CALL_(TRACE_WITH_5_(__VA_ARGS__), trace_split, __VA_ARGS__)
+#define trace_chunk(...) TRACE_CALL_(TRACE_WITH_5_(__VA_ARGS__), trace_chunk, __VA_ARGS__)
+/* ops: each also exists as a function */
 #define trace_neg(...) trace_neg_at(__VA_ARGS__, TRACE_HERE)
 #define trace_abs(...) trace_abs_at(__VA_ARGS__, TRACE_HERE)
 #define trace_sign(...) trace_sign_at(__VA_ARGS__, TRACE_HERE)

@@ -2,36 +2,53 @@
 #include "dl.h"
 
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <link.h>
 #include <stdio.h>
 #include <unistd.h>
 
-// Directory of the object this code is in: the shared library, or the program it is linked into.
-static bool own_dir(char *buf, size_t cap) {
+// Path of the object this code is in, as the loader has it: the shared library, or the program it is linked into.
+static bool loaded_path(char *buf, size_t cap) {
     Dl_info info;
     struct link_map *map = NULL;
     // A function pointer becomes an object pointer here as POSIX wants for dladdr.
-    if (!dladdr1((void *)(uintptr_t)&own_dir, &info, (void **)&map, RTLD_DL_LINKMAP)) {
+    if (!dladdr1((void *)(uintptr_t)&loaded_path, &info, (void **)&map, RTLD_DL_LINKMAP)) {
         return false;
     }
     if (map && map->l_name && strchr(map->l_name, '/')) {
-        if ((size_t)snprintf(buf, cap, "%s", map->l_name) >= cap) {
-            return false;
-        }
-    } else { // the main program has no name there, and argv[0] may be relative to a directory left since
-        ssize_t n = readlink("/proc/self/exe", buf, cap - 1);
-        if (n <= 0) {
-            return false;
-        }
-        buf[n] = '\0';
+        return (size_t)snprintf(buf, cap, "%s", map->l_name) < cap;
     }
-    char *slash = strrchr(buf, '/');
-    if (!slash) {
+    // The main program has no name there, and argv[0] may be relative to a directory left since.
+    ssize_t n = readlink("/proc/self/exe", buf, cap - 1);
+    if (n <= 0) {
         return false;
     }
-    slash[slash == buf] = '\0';
+    buf[n] = '\0';
     return true;
+}
+
+// The same as the system has it: absolute whatever the working directory was at load time, links followed.
+static bool mapped_path(char *buf, size_t cap) {
+    FILE *f = fopen("/proc/self/maps", "re");
+    if (!f) {
+        return false;
+    }
+    char line[PATH_MAX + 128];
+    bool found = false;
+    while (!found && fgets(line, sizeof line, f)) {
+        uintptr_t from, to;
+        int at = 0;
+        found = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %*s %n", &from, &to, &at) == 2 && at &&
+                (uintptr_t)&mapped_path >= from && (uintptr_t)&mapped_path < to && line[at] == '/';
+        if (found) {
+            line[strcspn(line, "\n")] = '\0';
+            found = (size_t)snprintf(buf, cap, "%s", line + at) < cap;
+            break;
+        }
+    }
+    (void)fclose(f);
+    return found;
 }
 
 static void *open_path(const char *path, char *err, size_t cap) {
@@ -52,8 +69,18 @@ static void *open_in(const char *dir, const char *name, char *err, size_t cap) {
     return open_path(path, err, cap);
 }
 
+// The file `name` beside the object at `path`.
+static void *open_beside(char *path, const char *name, char *err, size_t cap) {
+    char *slash = strrchr(path, '/');
+    if (!slash) {
+        return NULL;
+    }
+    slash[slash == path] = '\0';
+    return open_in(path, name, err, cap);
+}
+
 void *tj_dl_open(const char *env_path, const char *name, const char *const *dirs, char *err, size_t cap) {
-    char dummy[1], dir[PATH_MAX];
+    char dummy[1], path[PATH_MAX];
     if (!cap) {
         err = dummy;
         cap = 1;
@@ -62,7 +89,10 @@ void *tj_dl_open(const char *env_path, const char *name, const char *const *dirs
     if (env_path && env_path[0]) {
         return open_path(env_path, err, cap);
     }
-    void *lib = own_dir(dir, sizeof dir) ? open_in(dir, name, err, cap) : NULL;
+    void *lib = loaded_path(path, sizeof path) ? open_beside(path, name, err, cap) : NULL;
+    if (!lib && mapped_path(path, sizeof path)) {
+        lib = open_beside(path, name, err, cap);
+    }
     for (; !lib && dirs && *dirs; dirs++) {
         lib = open_in(*dirs, name, err, cap);
     }

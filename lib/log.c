@@ -169,13 +169,33 @@ static void copy(enum variable v, char *out, size_t cap) {
     }
 }
 
+// A path, absolute: the host may change its directory before it is used.
+static void copy_path(enum variable v, char *out, size_t cap) {
+    copy(v, out, cap);
+    char cwd[PATH_MAX];
+    size_t n = strlen(out);
+    if (!n || out[0] == '/' || !getcwd(cwd, sizeof cwd) || cwd[0] != '/') {
+        return;
+    }
+    size_t dir = strlen(cwd);
+    if (dir + 1 + n < cap) {
+        memmove(out + dir + 1, out, n + 1);
+        memcpy(out, cwd, dir);
+        out[dir] = '/';
+    }
+}
+
 void tj_env_read(struct tj_env *e) {
     *e = (struct tj_env){0};
     e->log = words(VAR_LOG, topics, TJ_LOG_TOPICS, (1u << TJ_LOG_TOPICS) - 1);
     e->kill = words(VAR_NO, kills, TJ_KILLS, 0);
-    copy(VAR_DUMP, e->dump, sizeof e->dump);
-    copy(VAR_LLVM, e->llvm, sizeof e->llvm);
-    copy(VAR_TIMELINE, e->timeline, sizeof e->timeline);
+    copy_path(VAR_DUMP, e->dump, sizeof e->dump);
+    copy_path(VAR_TIMELINE, e->timeline, sizeof e->timeline);
+    if (strchr(variable(VAR_LLVM), '/')) {
+        copy_path(VAR_LLVM, e->llvm, sizeof e->llvm);
+    } else { // a name that the loader searches for
+        copy(VAR_LLVM, e->llvm, sizeof e->llvm);
+    }
     if (words(VAR_CPU, levels, (int)TJ_COUNT(levels), 0)) {
         copy(VAR_CPU, e->cpu, sizeof e->cpu);
     }

@@ -67,5 +67,64 @@ CMAKE
         check "hello.$lang, CMake, static: runs" "$work/$lang/build/static"
     fi
 done
+# The tree works elsewhere than where it was installed, through links, and from a directory that is left since.
+cat >"$work/where.c" <<'C'
+#include <stdio.h>
+#include <string.h>
+#include <tracejit.h>
+#include <unistd.h>
+// Exit status 0: the library and its compiler module are mapped from the folder argv[1].
+int main(int argc, char **argv) {
+    trace_context *ctx = NULL;
+    trace_region *r = NULL;
+    char line[4096];
+    int lib = 0, module = 0, others = 0;
+    if (argc < 2 || chdir("/") || trace_context_create(NULL, &ctx) || trace_region_create(ctx, "r", NULL, &r)) return 2;
+    trace_tensor *x = trace_from(ctx, TRACE_F32, (const float[]){1, 2, 3}, TRACE_DIMS(3)), *y = NULL;
+    if (trace_begin(r, TRACE_ARGS(x))) y = trace_exp(x);
+    if (trace_end(r, &y, 1)) return 3;
+    FILE *f = fopen("/proc/self/maps", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        lib |= strstr(line, argv[1]) && strstr(line, "libtracejit.so");
+        module |= strstr(line, argv[1]) && strstr(line, "libtracejit-llvm.so");
+        others |= !strstr(line, argv[1]) && strstr(line, "libtracejit");
+    }
+    if (!lib || !module || others) fprintf(stderr, "library %d, module %d, others %d\n", lib, module, others);
+    return !lib || !module || others;
+}
+C
+if [ -e "$prefix/lib/libtracejit-llvm.so" ]; then
+    new="$work/moved"
+    cp -a "$prefix" "$new"
+    pc=(env PKG_CONFIG_PATH="$new/lib/pkgconfig" pkg-config --cflags --libs tracejit)
+    # shellcheck disable=SC2046
+    check "moved, pkg-config: compiles" "${cc[@]}" -std=gnu11 "$work/where.c" -o "$work/where" $("${pc[@]}") "-Wl,-rpath,$new/lib"
+    check "moved: library and module of the copy" "$work/where" "$new"
+    for how in --define-prefix "--define-variable=prefix=$new"; do
+        check "moved, pkg-config $how" sh -c 'case $(PKG_CONFIG_PATH="$1/lib/pkgconfig" pkg-config "$2" --cflags --libs tracejit) in *"$1/include"*"$1/lib"*) ;; *) exit 1 ;; esac' - "$new" "$how"
+    done
+    mkdir -p "$work/links/lib" "$work/links/include"
+    ln -s "$new" "$work/linked"
+    ln -s "$new"/lib/libtracejit.so* "$work/links/lib"
+    check "linked prefix: library and module" env LD_LIBRARY_PATH="$work/linked/lib" "$work/where" "$new"
+    check "a link to the library alone: its module" env LD_LIBRARY_PATH="$work/links/lib" "$work/where" "$new"
+    "${cc[@]}" -std=gnu11 "$work/where.c" -o "$work/where.bare" -I"$new/include" -L"$new/lib" -ltracejit
+    check "a relative folder of libraries, left before the first compile" sh -c 'cd "$1" && LD_LIBRARY_PATH=moved/lib ./where.bare "$1/moved"' - "$work"
+    if command -v cmake >/dev/null; then
+        mkdir -p "$work/find" "$work/stow/lib/cmake"
+        ln -s "$new/lib/cmake/tracejit" "$work/stow/lib/cmake/tracejit"
+        cat >"$work/find/CMakeLists.txt" <<CMAKE
+cmake_minimum_required(VERSION 3.16)
+project(find C)
+find_package(tracejit 0.1 REQUIRED)
+add_executable(where ../where.c)
+target_link_libraries(where tracejit::tracejit)
+CMAKE
+        for at in moved linked stow; do
+            check "CMake finds it: $at" sh -c 'cd "$1" && cmake -S find -B "find/$2" -DCMAKE_PREFIX_PATH="$1/$2" && cmake --build "find/$2" && "find/$2/where" "$1/moved"' - "$work" $at
+        done
+    fi
+fi
+
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]
