@@ -3,6 +3,7 @@
 #   check-compile   compile every source file there is, link nothing
 #   lib             libtracejit.so, libtracejit.a and the compiler module libtracejit-llvm.so
 #   test            install what is missing (deps), build and run all tests; T="expr pool" picks test binaries
+#   test-ops        every golden value of every op in every tier, every kernel at every feature level (make test: a sample)
 #   test-asan test-ubsan test-tsan   the same under a sanitizer
 #   tests           build the tests only
 #   bench           build the benchmarks into build/bench (benches) and run soak, shapes, limits and bench
@@ -255,7 +256,7 @@ $(foreach v,$(VARIANTS),$(eval $(call VARIANT,$(v))))
 # ---- targets -----------------------------------------------------------------------------------
 
 .PHONY: FORCE all lib check-compile tests examples bench benches deps demo explain-demo test-html install clean test test-asan test-ubsan test-tsan \
-  test-docs docs-update test-install test-torch format format-check tidy header-check abi-check abi-update
+  test-docs docs-update test-ops test-install test-torch format format-check tidy header-check abi-check abi-update
 FORCE:
 
 all: lib tests examples bench
@@ -285,6 +286,10 @@ $(1): $(LIB_$(2)) $(TESTS_$(2)) $(EMBED_$(2)) $(DOCS_$(2)) $(filter %/hello %/he
 endef
 $(eval $(call TEST,test,release))
 $(foreach v,asan ubsan tsan,$(eval $(call TEST,test-$(v),$(v))))
+
+test-ops: $(LIB_release) $(D_release)/test_ops $(D_release)/test_emit
+	@env TJ_ALL=1 TRACEJIT_LLVM=$(if $(HAS_MODULE),$(CURDIR)/$(D_release)/libtracejit-llvm.so) \
+	  bash tests/run.sh $(D_release)/tests-ops.log $(D_release)/test_ops $(D_release)/test_emit
 
 # What docs/breaks.md and docs/shapes.md quote is what their programs are and print; T=docs picks it in `make test`.
 docs_env = TJ_DOCS=$(CURDIR)/$(D_$(1))/tests/docs TJ_DOCS_COMPARE=$(if $(HAS_MODULE),yes,no)
