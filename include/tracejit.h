@@ -696,7 +696,8 @@ TRACE_OP(conv2d, trace_tensor *x, trace_tensor *weight, trace_tensor *bias, cons
          const int64_t *padding, const int64_t *dilation, int64_t groups);
 /* q [.., L, E], k [.., S, E], v [.., S, Ev]: [.., L, Ev]; with enable_gqa the heads (dim -3) of k and v divide those of
  * q. mask bool (true: attend) or of the dtype of q, broadcastable to [.., L, S], or TRACE_NONE; not with is_causal,
- * where query i sees keys 0 to i. scale 0: 1/sqrt(E). A row with nothing to attend to gives 0 */
+ * where query i sees keys 0 to i. scale 0: 1/sqrt(E). Keys not seen (false, -inf, causal) have no part in a result, NaN
+ * as they may be. A row with nothing to attend to gives 0 */
 TRACE_OP(scaled_dot_product_attention, trace_tensor *q, trace_tensor *k, trace_tensor *v, trace_tensor *mask,
          bool is_causal, double scale, bool enable_gqa);
 /* x [N, C, H, W] or [C, H, W]; pairs (height, width), NULL: stride kernel, padding 0, dilation 1; padding at most half

@@ -244,7 +244,11 @@ tj_status tj_turns_run(struct tj_plan *p, uint32_t i, struct tj_plan_instance *i
     for (uint32_t k = 0; k < b->n; k++) {
         t->at[0][k] = address(in, &r->init[k]);
         t->at[1][k] = in->base[r->out[k]];
-        if (turns == 0 && t->bytes[k])
+        if (turns || !t->bytes[k])
+            continue;
+        if (r->init[k].dtype == TRACE_BOOL)
+            tj_copy_bools(t->at[1][k], t->at[0][k], t->bytes[k]);
+        else
             memcpy(t->at[1][k], t->at[0][k], t->bytes[k]);
     }
     for (uint32_t k = 0; k < b->trace.nleaves; k++) {

@@ -26,6 +26,14 @@ static bool widens(uint8_t from, uint8_t mid) {
     }
 }
 
+// Whether converting by way of `mid` gives what converting to `to` at once gives: the first step loses nothing, and the
+// second means the same from either dtype. It doesn't where an integer becomes narrower: integers wrap, floats
+// saturate.
+static bool passes(uint8_t from, uint8_t mid, uint8_t to) {
+    bool narrows = from == TRACE_I32 && to == TRACE_U8;
+    return widens(from, mid) && !(narrows && tj_is_float((tj_dtype)mid));
+}
+
 // A value whose memory is nobody else's, so that a copy of it is itself.
 static bool fresh(const struct tj_graph *g, tj_ref n) {
     uint16_t op = g->nodes[n].op;
@@ -51,8 +59,7 @@ static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, 
         if (a->dtype == n->dtype) {
             return in[0];
         }
-        if (a->op == TJ_OP_CAST && widens(g->nodes[a->in[0]].dtype, a->dtype)) {
-            // x -> wider -> n: the first step loses nothing. (From bool, u8 to bool and back is covered: same value.)
+        if (a->op == TJ_OP_CAST && passes(g->nodes[a->in[0]].dtype, a->dtype, n->dtype)) {
             in[0] = a->in[0];
             if (g->nodes[in[0]].dtype == n->dtype) {
                 return in[0];

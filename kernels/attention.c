@@ -9,6 +9,9 @@
 // A block has so few rows that its scores stay in the second cache. With causal, keys past the block's last row are
 // never looked at. A row that sees no key is 0. Few queries (decoding) read keys and values where they are, once:
 // packing them would cost more than it gives.
+//
+// What a query doesn't see can't reach it, whatever is there. Its weight is -0, so it counts for nothing as long as the
+// value is finite; a row that comes out with a NaN is multiplied again, with zeros for the values that it doesn't see.
 #include "contract_impl.h"
 
 #include <math.h>
@@ -28,8 +31,8 @@ struct attention {
     bool copy_q;
     bool few; // no packing: dot products and weighted sums
     int slots;
-    size_t at_k, at_v, at_s, at_q;
-    int64_t sbytes, qbytes; // scratch of a slot
+    size_t at_k, at_v, at_s, at_q, at_z;
+    int64_t sbytes, qbytes, zbytes; // scratch of a slot: scores, queries, a piece of a panel of values
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -83,9 +86,11 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
               tj_size_mul(p->vpanels * nr, p->s, &p->vbytes) && tj_size_mul(p->vbytes, size, &p->vbytes) &&
               tj_size_mul(p->block, p->lds, &p->sbytes) && tj_size_mul(p->sbytes, size, &p->sbytes);
     p->qbytes = p->copy_q ? p->block * p->e * size : 0;
+    p->zbytes = p->few || !(c->causal || c->has_mask) ? 0 : (p->s < TJ_KBLOCK ? p->s : TJ_KBLOCK) * nr * size;
     return ok && tj_space(bytes, p->few ? 0 : p->kheads, p->kbytes, &p->at_k) &&
            tj_space(bytes, p->few ? 0 : p->vheads, p->vbytes, &p->at_v) &&
-           tj_space(bytes, p->slots, p->sbytes, &p->at_s) && tj_space(bytes, p->slots, p->qbytes, &p->at_q);
+           tj_space(bytes, p->slots, p->sbytes, &p->at_s) && tj_space(bytes, p->slots, p->qbytes, &p->at_q) &&
+           tj_space(bytes, p->slots, p->zbytes, &p->at_z);
 }
 
 bool tj_attention_workspace(const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes) {
@@ -149,16 +154,68 @@ static double softmax_f64(double *x, int64_t n, double scale, const unsigned cha
         if (mask && dtype == TRACE_BOOL) {
             v = mask[i * smask] ? v : -INFINITY;
         } else if (mask) {
-            v += ((const double *)(const void *)mask)[i * smask];
+            double m = ((const double *)(const void *)mask)[i * smask];
+            v = m == -INFINITY ? -INFINITY : v + m;
         }
         x[i] = v;
         top = v > top ? v : top;
     }
     for (int64_t i = 0; i < n; i++) {
-        x[i] = top == -INFINITY ? (x[i] != x[i] ? NAN : 0) : exp(x[i] - top);
+        double d = x[i] - top;
+        x[i] = top == -INFINITY ? (x[i] != x[i] ? NAN : 0) : d == -INFINITY ? -0.0 : exp(d);
         sum += x[i];
     }
     return sum;
+}
+
+static bool has_nan(const struct tj_contract *c, const unsigned char *x, int64_t n) {
+    int nan = 0;
+    for (int64_t i = 0; i < n; i++) {
+        nan |= c->dtype == TRACE_F32 ? ((const float *)(const void *)x)[i] != ((const float *)(const void *)x)[i]
+                                     : ((const double *)(const void *)x)[i] != ((const double *)(const void *)x)[i];
+    }
+    return nan;
+}
+
+static bool unseen(const struct tj_contract *c, const unsigned char *weights, int64_t i) {
+    return c->dtype == TRACE_F32 ? tj_unseen_f32(((const float *)(const void *)weights)[i])
+                                 : tj_unseen_f64(((const double *)(const void *)weights)[i]);
+}
+
+// One row of product() over values, of which those that aren't seen count as 0, through a copy of each piece of a
+// panel.
+static void product_seen(const struct tj_contract *c, const unsigned char *weights, const unsigned char *panels,
+                         int64_t panel_k, unsigned char *out, int64_t n, int64_t k, unsigned char *copy) {
+    struct tj_block t = {.b = copy, .rows = 1};
+    const int64_t line = (int64_t)c->nr * c->size;
+    for (int64_t q = 0; q * c->nr < n; q++) {
+        t.cols1 = n - q * c->nr < c->nr ? (int)(n - q * c->nr) : c->nr;
+        t.c = out + q * line;
+        for (int64_t k0 = 0; k0 < k; k0 += TJ_KBLOCK) {
+            t.a = weights + k0 * c->size;
+            t.k = k - k0 < TJ_KBLOCK ? k - k0 : TJ_KBLOCK;
+            t.mode = k0 ? TJ_TILE_ADD : TJ_TILE_SET;
+            for (int64_t i = 0; i < t.k; i++) {
+                if (unseen(c, t.a, i)) {
+                    memset(copy + i * line, 0, (size_t)line);
+                } else {
+                    memcpy(copy + i * line, panels + (q * panel_k + k0 + i) * line, (size_t)line);
+                }
+            }
+            tj_block_run(c, &t);
+        }
+    }
+}
+
+// The keys [from, to) aren't seen.
+static void hide(const struct tj_contract *c, unsigned char *weights, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) {
+        if (c->dtype == TRACE_F32) {
+            ((float *)(void *)weights)[i] = -0.0f;
+        } else {
+            ((double *)(void *)weights)[i] = -0.0;
+        }
+    }
 }
 
 static void divide(const struct tj_contract *c, unsigned char *row, int64_t n, double sum) {
@@ -238,9 +295,7 @@ static void attention_item(void *ctx, int slot, int64_t item) {
         } else {
             sums[i - i0] = softmax_f64((double *)(void *)x, n, a->scale, mask, smask, a->d.dtype);
         }
-        if (s > n) { // without keys there are no scores at all
-            memset(x + n * size, 0, (size_t)((s - n) * size));
-        }
+        hide(c, x, n, s);
     }
     if (p->few) {
         const float *v = (const float *)(const void *)(p->v.p + tj_view_at(&p->v, r - 2, vh, size));
@@ -249,7 +304,14 @@ static void attention_item(void *ctx, int slot, int64_t item) {
                        p->v.strides[r - 2], s, p->ev, c->wide);
         }
     } else {
-        product(c, scores, lds, a->workspace + p->at_v + vh * p->vbytes, p->s, out, ldo, rows, p->ev, s);
+        const unsigned char *v = a->workspace + p->at_v + vh * p->vbytes;
+        product(c, scores, lds, v, p->s, out, ldo, rows, p->ev, s);
+        for (int64_t i = 0; p->zbytes && i < rows; i++) {
+            if (has_nan(c, out + i * ldo, p->ev) && sums[i] == sums[i]) {
+                product_seen(c, scores + i * lds, v, p->s, out + i * ldo, p->ev, s,
+                             a->workspace + p->at_z + slot * p->zbytes);
+            }
+        }
     }
     for (int64_t i = 0; i < rows; i++) {
         divide(c, out + i * ldo, p->ev, sums[i]);

@@ -90,20 +90,36 @@ bool tj_attention_workspace(const struct tj_contract *c, const struct tj_contrac
 void tj_attention_run(const struct tj_contract *c, const struct tj_contract_args *a);
 void tj_copy_run(const struct tj_contract *c, const struct tj_contract_args *a);
 void tj_index_copy_run(const struct tj_contract *c, const struct tj_contract_args *a);
-// Elements of src to dst, same extents, any strides: rows [r0, r1) of the linear index over all dims but the last.
+// Elements of src to dst, same extents, any strides, bools as 0 and 1: rows [r0, r1) of the linear index over all dims
+// but the last.
 void tj_copy_rows(const struct tj_view *dst, const struct tj_view *src, int size, int64_t r0, int64_t r1);
+
+// The weight of a key that a query doesn't see: -0, which no exponential gives.
+#define TJ_UNSEEN_F32 UINT32_C(0x80000000)
+#define TJ_UNSEEN_F64 UINT64_C(0x8000000000000000)
+static inline bool tj_unseen_f32(float weight) {
+    uint32_t bits;
+    memcpy(&bits, &weight, sizeof bits);
+    return bits == TJ_UNSEEN_F32;
+}
+static inline bool tj_unseen_f64(double weight) {
+    uint64_t bits;
+    memcpy(&bits, &weight, sizeof bits);
+    return bits == TJ_UNSEEN_F64;
+}
 
 // e^x of differences to a row's maximum and attention's rows; compiled for the level at hand.
 struct tj_softmax_row {
-    float *x; // scores in, exp(x - max) out
+    float *x; // scores in, exp(x - max) out; -0 where nothing is seen
     int64_t n;
     float scale;
-    const unsigned char *mask; // NULL, bool or float; added, or hiding where false
+    const unsigned char *mask; // NULL, bool or float; added, or hiding where false or -inf
     int64_t smask;             // elements
     uint8_t mask_dtype;
 };
 float tj_softmax_f32(const struct tj_softmax_row *r, bool wide); // sum; 0: everything is hidden
-// x[j] = q . k_j for j < n, rows of k ldk elements apart; y = sum of p[j] * v_j. Dense vectors of e, ev elements.
+// x[j] = q . k_j for j < n, rows of k ldk elements apart; y = sum of p[j] * v_j of keys seen. Dense vectors of e, ev
+// elements.
 void tj_dots_f32(float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e, bool wide);
 void tj_mix_f32(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev, bool wide);
 #endif

@@ -1,7 +1,14 @@
 // kernels/rows.c: strided copies: COPY steps, rows put in place by index, results that are not dense.
 #include "contract_impl.h"
 
-static void copy_row(unsigned char *d, int64_t sd, const unsigned char *s, int64_t ss, int64_t n, int size) {
+static void copy_row(unsigned char *d, int64_t sd, const unsigned char *s, int64_t ss, int64_t n, int size,
+                     bool truth) {
+    if (truth) {
+        for (int64_t i = 0; i < n; i++) {
+            d[i * sd] = s[i * ss] != 0;
+        }
+        return;
+    }
     if (sd == 1 && ss == 1) {
         memcpy(d, s, (size_t)(n * size));
         return;
@@ -35,7 +42,8 @@ void tj_copy_rows(const struct tj_view *dst, const struct tj_view *src, int size
     const int64_t n = dst->rank ? dst->dims[last] : 1;
     const int64_t sd = dst->rank ? dst->strides[last] : 1, ss = dst->rank ? src->strides[last] : 1;
     for (int64_t r = r0; r < r1; r++) {
-        copy_row(dst->p + tj_view_at(dst, last, r, size), sd, src->p + tj_view_at(src, last, r, size), ss, n, size);
+        copy_row(dst->p + tj_view_at(dst, last, r, size), sd, src->p + tj_view_at(src, last, r, size), ss, n, size,
+                 size == 1 && dst->dtype == TRACE_BOOL);
     }
 }
 

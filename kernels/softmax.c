@@ -2,7 +2,7 @@
 //
 // The softmax's sum runs over 32 partials (element i to partial i mod 32) that join by halving, whatever the processor:
 // the same bits at every feature level. Only the vector instructions differ, so the code is compiled once more for
-// AVX2.
+// AVX2. A weight of -0 marks a key that isn't seen: it adds nothing to a sum, and its value isn't multiplied.
 #include "contract_impl.h"
 
 #include <math.h>
@@ -18,11 +18,12 @@ ALWAYS void select_into(vf *to, const vf *from, const vi *where) {
     *to = (vf)(((vi)*to & ~*where) | ((vi)*from & *where));
 }
 
-// *x = e^*x for x <= 0: 2^n e^r with r = x - n ln 2; below 2^-126 it is 0. NaN stays.
+// *x = e^*x for x <= 0: 2^n e^r with r = x - n ln 2; below 2^-126 it is 0, of -inf -0. NaN stays.
 ALWAYS void exp_down(vf *x) {
     const vf magic = SPLAT(12582912.0f); // adding it rounds to an integer, kept in the low bits
-    vf a = *x, zero = SPLAT(0.0f), low = SPLAT(-87.33654f);
-    vi under = a < low;
+    vf a = *x, zero = SPLAT(0.0f), low = SPLAT(TJ_WEIGHT_LOW), none = SPLAT(-0.0f), unseen = SPLAT(-INFINITY);
+    vi under = a < low, out = a == unseen;
+    vf nothing = (vf)(out & (vi)none);
     select_into(&a, &zero, &under);
     vf n = a * SPLAT(0x1.715476p+0f) + magic;
     vi bits = (vi)n;
@@ -38,7 +39,7 @@ ALWAYS void exp_down(vf *x) {
     q = q * r * r + r + SPLAT(1.0f);
     vi scale = (bits - (int32_t)0x4B400000 + 127) << 23;
     *x = q * (vf)scale;
-    select_into(x, &zero, &under);
+    select_into(x, &nothing, &under);
 }
 
 ALWAYS float row_f32(const struct tj_softmax_row *r) {
@@ -65,7 +66,8 @@ ALWAYS float row_f32(const struct tj_softmax_row *r) {
         if (r->mask && r->mask_dtype == TRACE_BOOL) {
             v = r->mask[i * r->smask] ? v : hidden;
         } else if (r->mask) {
-            v += ((const float *)(const void *)r->mask)[i * r->smask];
+            float m = ((const float *)(const void *)r->mask)[i * r->smask];
+            v = m == hidden ? hidden : v + m; // whatever the score is
         }
         x[i] = v;
         top = v > top ? v : top;
@@ -139,7 +141,7 @@ ALWAYS void dots(float *x, const float *q, const float *k, int64_t ldk, int64_t 
     }
 }
 
-// y[c] = sum over ascending j of p[j] * v_j[c].
+// y[c] = sum over ascending j of p[j] * v_j[c], of keys that are seen.
 ALWAYS void mix(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev) {
     enum { WIDE = 8 };
     int64_t c = 0;
@@ -149,6 +151,9 @@ ALWAYS void mix(float *y, const float *p, const float *v, int64_t ldv, int64_t n
             sum[w] = SPLAT(0.0f);
         }
         for (int64_t j = 0; j < n; j++) {
+            if (tj_unseen_f32(p[j])) {
+                continue;
+            }
             vf pj = SPLAT(p[j]);
             for (int w = 0; w < WIDE; w++) {
                 sum[w] += pj * *(const vf *)(v + j * ldv + c + w * LANES);
@@ -161,14 +166,16 @@ ALWAYS void mix(float *y, const float *p, const float *v, int64_t ldv, int64_t n
     for (; c + LANES <= ev; c += LANES) {
         vf sum = SPLAT(0.0f);
         for (int64_t j = 0; j < n; j++) {
-            sum += SPLAT(p[j]) * *(const vf *)(v + j * ldv + c);
+            if (!tj_unseen_f32(p[j])) {
+                sum += SPLAT(p[j]) * *(const vf *)(v + j * ldv + c);
+            }
         }
         *(vf *)(y + c) = sum;
     }
     for (; c < ev; c++) {
         float sum = 0;
         for (int64_t j = 0; j < n; j++) {
-            sum += p[j] * v[j * ldv + c];
+            sum += tj_unseen_f32(p[j]) ? 0 : p[j] * v[j * ldv + c];
         }
         y[c] = sum;
     }

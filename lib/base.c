@@ -63,6 +63,19 @@ void tj_contiguous_strides(const int64_t *dims, size_t rank, int64_t *strides) {
     }
 }
 
+void tj_copy_bools(unsigned char *dst, const unsigned char *src, size_t n) {
+    const uint64_t low = UINT64_C(0x7F7F7F7F7F7F7F7F), one = UINT64_C(0x0101010101010101);
+    for (; n >= 8; dst += 8, src += 8, n -= 8) {
+        uint64_t x;
+        memcpy(&x, src, 8);
+        x = (x | ((x & low) + low)) >> 7 & one; // the sum carries into a byte's top bit where a lower one is set
+        memcpy(dst, &x, 8);
+    }
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = src[i] != 0;
+    }
+}
+
 // ---- allocation -----------------------------------------------------------------------------
 
 bool (*tj_alloc_hook)(size_t bytes);

@@ -42,6 +42,8 @@ static inline bool tj_dtype_valid(int d) { return d >= 0 && (size_t)d < tj_dtype
 static inline bool tj_is_float(tj_dtype d) { return tj_dtypes[d].cls == TJ_CLASS_FLOAT; }
 // Bytes of one element of a plain dtype.
 static inline size_t tj_elem_bytes(tj_dtype d) { return tj_dtypes[d].block_bytes; }
+// Copies n bools: any byte but 0 becomes 1. dst may be src.
+void tj_copy_bools(unsigned char *dst, const unsigned char *src, size_t n);
 
 // ---- checked sizes --------------------------------------------------------------------------
 

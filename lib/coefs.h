@@ -14,6 +14,8 @@
 // many, each a chain of its own that starts at 0, whose results are added in ascending order. Long enough that most
 // layers are one block, short enough that a panel of B stays in the second cache.
 #define TJ_KBLOCK 1024
+// Attention: e^x of a score's distance to the largest, in f32: below this (log 2^-126) the weight is 0.
+#define TJ_WEIGHT_LOW -87.33654f
 
 // ---- exp: e^a = 2^n e^r, r = a - n ln 2, |r| <= ln 2 / 2 -----------------------------------------------------------
 

@@ -200,7 +200,7 @@ tj_status trace_read_at(trace_tensor *t, void *dst, size_t bytes, const char *fi
     int64_t strides[TJ_MAX_RANK];
     tj_contiguous_strides(r.dims, r.rank, strides);
     if (r.numel)
-        tj_copy_strided(dst, strides, r.data, r.strides, r.dims, r.rank, tj_elem_bytes(r.dtype));
+        tj_copy_strided(dst, strides, r.data, r.strides, r.dims, r.rank, r.dtype);
     tj_storage_drop(r.st);
     return TRACE_OK;
 }

@@ -179,7 +179,7 @@ static tj_status exact_op(struct find *f, tj_ref n, struct trace_tensor *want) {
         return TRACE_ERR_MEMORY;
     if (x->numel)
         tj_copy_strided(tj_tensor_data(copy), copy->strides, tj_tensor_data(x), x->strides, x->dims, x->rank,
-                        tj_elem_bytes((tj_dtype)x->dtype));
+                        (tj_dtype)x->dtype);
     leaf->tensor = copy;
     tj_status st = interpret(f, &n, 1, &want);
     *leaf = was;

@@ -79,7 +79,15 @@ void tj_walk_advance(struct tj_walk *w, int64_t n); // n: at most what tj_walk_r
 void tj_walk_read(struct tj_walk *w, tj_dtype d, int64_t n, void *dst);
 void tj_walk_write(struct tj_walk *w, tj_dtype d, int64_t n, const void *src);
 
-// Copies elements between views of equal shape and element size.
+// One element; a bool becomes 0 or 1.
+static inline void tj_icopy_one(tj_dtype d, unsigned char *to, const unsigned char *from) {
+    if (d == TRACE_BOOL) {
+        *to = *from != 0;
+    } else {
+        memcpy(to, from, tj_elem_bytes(d));
+    }
+}
+// Copies elements between views of equal shape and dtype.
 void tj_icopy(const struct tj_iview *dst, const struct tj_iview *src);
 // Records the run's first data error.
 void tj_idata_error(const struct tj_interp *it, tj_ref node, int kind, int64_t index, int64_t extent);

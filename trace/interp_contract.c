@@ -194,6 +194,10 @@ static void conv2d(const struct tj_interp *it, tj_ref n) {
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
+// The weight of a score this far from the largest; -0: a key that isn't seen.
+static float weight_f32(float d) { return d == -INFINITY ? -0.0f : d < TJ_WEIGHT_LOW ? 0.0f : tj_exp_f32(d); }
+static double weight_f64(double d) { return d == -(double)INFINITY ? -0.0 : exp(d); }
+
 // One query row: scores of the keys that it may see, softmax with the largest taken off, weighted sum of values divided
 // by the sum of weights at the end. Nothing to see, or only scores of -inf: 0.
 #define ATTEND(T, NAME, FMA, EXP)                                                                                      \
@@ -221,19 +225,19 @@ static void conv2d(const struct tj_interp *it, tj_ref n) {
             s = s * scale;                                                                                             \
             if (mask && mask->dtype != TRACE_BOOL) {                                                                   \
                 tj_iload(mask->dtype, mask->p + row * mask->st[r - 2] + j * mask->st[r - 1], 0, 1, &a);                \
-                s = s + a;                                                                                             \
+                s = a == -(T)INFINITY ? a : s + a;                                                                     \
             }                                                                                                          \
             score[j] = s;                                                                                              \
             top = s > top || s != s ? s : top;                                                                         \
         }                                                                                                              \
         for (int64_t j = 0; j < keys; j++) { /* a NaN score makes top NaN, and then all weights */                     \
-            score[j] = top == -(T)INFINITY ? 0 : EXP(score[j] - top);                                                  \
+            score[j] = top == -(T)INFINITY ? 0 : EXP(score[j] - top); /* -0: not seen */                               \
             sum += score[j];                                                                                           \
         }                                                                                                              \
         for (int64_t i = 0; i < ev; i++) {                                                                             \
             T s = 0;                                                                                                   \
             for (int64_t j = 0; j < keys; j++) {                                                                       \
-                if (score[j] != 0) { /* a key that isn't seen may hold anything */                                     \
+                if (score[j] != 0 || !signbit(score[j])) { /* a key that isn't seen may hold anything */               \
                     tj_iload(v->dtype, v->p + j * v->st[r - 2] + i * v->st[r - 1], 0, 1, &b);                          \
                     s = FMA(score[j], b, s);                                                                           \
                 }                                                                                                      \
@@ -242,8 +246,8 @@ static void conv2d(const struct tj_interp *it, tj_ref n) {
             tj_istore(out->dtype, out->p + row * out->st[r - 2] + i * out->st[r - 1], 0, 1, &s);                       \
         }                                                                                                              \
     }
-ATTEND(float, attend_float, fmaf, tj_exp_f32)
-ATTEND(double, attend_double, fma, exp)
+ATTEND(float, attend_float, fmaf, weight_f32)
+ATTEND(double, attend_double, fma, weight_f64)
 
 static void sdpa(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_sdpa *a = tj_node_attr(it->t, tj_inode(it, n));

@@ -239,6 +239,16 @@ void tj_icopy(const struct tj_iview *dst, const struct tj_iview *src) {
         unsigned char *d = w.p[0];
         const unsigned char *s = w.p[1];
         int64_t ds = tj_walk_stride(&w, 0), ss = tj_walk_stride(&w, 1);
+        if (dst->dtype == TRACE_BOOL) {
+            if (ds == 1 && ss == 1) {
+                tj_copy_bools(d, s, (size_t)n);
+                continue;
+            }
+            for (int64_t i = 0; i < n; i++, d += ds, s += ss) {
+                tj_icopy_one(TRACE_BOOL, d, s);
+            }
+            continue;
+        }
         if (ds == (int64_t)elem && ss == (int64_t)elem) {
             memmove(d, s, (size_t)n * elem); // an in-place write of a value onto itself is legal
             continue;

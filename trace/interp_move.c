@@ -47,7 +47,7 @@ static void pad(const struct tj_interp *it, tj_ref n) {
     struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
                     v = tj_iview_of(it, tj_iin(it, n, 1));
     int64_t at[TJ_MAX_RANK] = {0}, numel;
-    size_t elem = tj_elem_bytes(out.dtype), r = out.rank;
+    size_t r = out.rank;
     if (!tj_numel(out.dims, r, &numel)) {
         return;
     }
@@ -59,7 +59,7 @@ static void pad(const struct tj_interp *it, tj_ref n) {
             int64_t c = padded(at[d] - a->lo[d], x.dims[d], a->mode);
             from = c < 0 || !from ? NULL : from + c * x.st[d];
         }
-        memcpy(to, from ? from : v.p, elem);
+        tj_icopy_one(out.dtype, to, from ? from : v.p);
         for (size_t d = r; d-- > 0 && ++at[d] == out.dims[d];) {
             at[d] = 0;
         }
@@ -70,7 +70,6 @@ static void gather(const struct tj_interp *it, tj_ref n) {
     const struct tj_attr_dim *a = tj_node_attr(it->t, tj_inode(it, n));
     struct tj_iview v[3] = {tj_iview_of(it, n), tj_iview_of(it, tj_iin(it, n, 1)), tj_iview_of(it, tj_iin(it, n, 0))};
     int64_t extent = v[2].rank ? v[2].dims[a->dim] : 1, st = v[2].rank ? v[2].st[a->dim] : 0;
-    size_t elem = tj_elem_bytes(v[0].dtype);
     if (v[2].rank) {
         v[2].st[a->dim] = 0; // the walk leaves that dim at 0
     }
@@ -81,10 +80,10 @@ static void gather(const struct tj_interp *it, tj_ref n) {
         memcpy(&i, w.p[1], sizeof i);
         if (i < 0 || i >= extent) {
             tj_idata_error(it, n, TJ_DATA_INDEX, i, extent);
-            memset(w.p[0], 0, elem);
+            memset(w.p[0], 0, tj_elem_bytes(v[0].dtype));
             continue;
         }
-        memcpy(w.p[0], w.p[2] + i * st, elem);
+        tj_icopy_one(v[0].dtype, w.p[0], w.p[2] + i * st);
     }
 }
 
@@ -165,7 +164,6 @@ static void as_strided(const struct tj_interp *it, tj_ref n) {
     struct tj_iview out = tj_iview_of(it, n), x = tj_iview_of(it, tj_iin(it, n, 0)),
                     o = tj_iview_of(it, tj_iin(it, n, 1));
     int64_t offset = tj_iload_i64(o.dtype, o.p), at[TJ_MAX_RANK] = {0}, numel;
-    size_t elem = tj_elem_bytes(out.dtype);
     if (!tj_numel(out.dims, out.rank, &numel)) {
         return;
     }
@@ -181,7 +179,7 @@ static void as_strided(const struct tj_interp *it, tj_ref n) {
             from += place % x.dims[d] * x.st[d];
             place /= x.dims[d];
         }
-        memcpy(to, from, elem);
+        tj_icopy_one(out.dtype, to, from);
         for (size_t d = out.rank; d-- > 0 && ++at[d] == out.dims[d];) {
             at[d] = 0;
         }

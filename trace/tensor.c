@@ -543,7 +543,7 @@ bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor 
 }
 
 void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides,
-                     const int64_t *dims, size_t rank, size_t elem) {
+                     const int64_t *dims, size_t rank, tj_dtype dtype) {
     int64_t numel;
     if (!tj_numel(dims, rank, &numel) || numel == 0) {
         return;
@@ -557,9 +557,13 @@ void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, con
     int64_t at[TJ_MAX_RANK] = {0};
     unsigned char *d = dst;
     const unsigned char *s = src;
-    int64_t e = (int64_t)elem;
+    int64_t e = (int64_t)tj_elem_bytes(dtype);
     for (;;) {
-        memcpy(d, s, (size_t)run * elem);
+        if (dtype == TRACE_BOOL) {
+            tj_copy_bools(d, s, (size_t)run);
+        } else {
+            memcpy(d, s, (size_t)(run * e));
+        }
         size_t i = outer;
         while (i > 0) {
             i--;
@@ -621,7 +625,9 @@ trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *dat
         return NULL;
     }
     struct trace_tensor *t = tj_tensor_new(ctx, d, dims, rank, "from", TJ_LOC(NULL, 0));
-    if (t && bytes) {
+    if (t && bytes && d == TRACE_BOOL) {
+        tj_copy_bools(tj_tensor_data(t), data, bytes);
+    } else if (t && bytes) {
         memcpy(tj_tensor_data(t), data, bytes);
     }
     return t;
@@ -868,9 +874,9 @@ static bool ready(trace_tensor *t, const char *op, tj_status *st) {
 
 static void fill(struct trace_tensor *t, unsigned char *memory, const void *src) {
     int64_t strides[TJ_MAX_RANK];
-    size_t elem = tj_elem_bytes((tj_dtype)t->dtype);
+    tj_dtype d = (tj_dtype)t->dtype;
     tj_contiguous_strides(t->dims, t->rank, strides);
-    tj_copy_strided(memory + t->offset * (int64_t)elem, t->strides, src, strides, t->dims, t->rank, elem);
+    tj_copy_strided(memory + t->offset * (int64_t)tj_elem_bytes(d), t->strides, src, strides, t->dims, t->rank, d);
 }
 
 // Gives every tensor on `old` a new storage with t's part replaced; runs that captured the old one keep it.

@@ -79,7 +79,7 @@ struct tj_storage *tj_tensor_storage(struct trace_tensor *t);
 void tj_storage_drop(struct tj_storage *st);
 // Whether two tensors may share memory: exact for disjoint ranges and for interleaved elements, else true.
 bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b);
-// Copies between any two layouts of equal shape and dtype (plain loops).
+// Copies between any two layouts of equal shape and dtype (plain loops); bools become 0 and 1.
 void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides,
-                     const int64_t *dims, size_t rank, size_t elem);
+                     const int64_t *dims, size_t rank, tj_dtype dtype);
 #endif
