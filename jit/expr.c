@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "../lib/hash.h"
-#include "../trace/backend.h"
+#include "../trace/repeat.h"
 
 enum { MAX_TERMS = 16, MAX_FACTORS = 8 };
 struct term {
@@ -58,7 +58,8 @@ static tj_ex intern(struct tj_exprs *x, uint8_t op, uint32_t a, uint32_t b, int6
         x->failed = true;
         return 0;
     }
-    x->nodes[x->n] = (struct tj_ex_node){op, a, b, value};
+    bool run = op == TJ_EX_STRIDE || op == TJ_EX_PARAM || (op >= TJ_EX_ADD && (x->nodes[a].run || x->nodes[b].run));
+    x->nodes[x->n] = (struct tj_ex_node){op, run, a, b, value};
     x->table[h] = x->n + 1;
     return x->n++;
 }
@@ -420,8 +421,8 @@ void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap) {
 static inline bool computed(const struct tj_ex_node *e) { return e->op >= TJ_EX_ADD; }
 
 // A symbol that is part of what was recorded: an argument of an op, or an amount among its attributes.
-static inline int64_t recorded(const struct tj_ex_node *e, const struct tj_trace *t) {
-    const struct tj_node *n = &t->nodes[e->a];
+static inline int64_t recorded(const struct tj_ex_node *e, const struct tj_trace *t, const struct tj_inlined *in) {
+    const struct tj_node *n = &t->nodes[tj_inlined_node(in, e->a)];
     return e->op == TJ_EX_ARG ? tj_shape_dims(t, n->shape)[e->b] : t->attrs[n->attr + e->b];
 }
 
@@ -432,7 +433,7 @@ static inline int64_t given(const struct tj_ex_node *e, const struct tj_run_args
     case TJ_EX_EXTENT: return args->leaves[e->a].tensor->dims[e->b];
     case TJ_EX_STRIDE: return args->leaves[e->a].tensor->strides[e->b];
     case TJ_EX_PARAM: return args->params[e->a].v.i;
-    default: return recorded(e, args->trace);
+    default: return recorded(e, args->trace, args->inlined);
     }
 }
 
@@ -458,16 +459,22 @@ bool tj_exprs_same(const struct tj_exprs *x, const struct tj_run_args *args, con
     return true;
 }
 
-bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t, int64_t *out) {
+// Shape of a leaf.
+static uint32_t leaf_shape(const struct tj_trace *t, const struct tj_inlined *in, uint32_t leaf) {
+    return in ? t->nodes[tj_inlined_node(in->around, in->body->leaves[leaf].node)].shape : t->leafkeys[leaf].shape;
+}
+
+bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t,
+                          const struct tj_inlined *inlined, int64_t *out) {
     for (uint32_t i = 0; i < n; i++) {
         const struct tj_ex_node *e = &x->nodes[i];
         switch (e->op) {
         case TJ_EX_CONST: out[i] = e->value; break;
-        case TJ_EX_EXTENT: out[i] = tj_shape_dims(t, t->leafkeys[e->a].shape)[e->b]; break;
+        case TJ_EX_EXTENT: out[i] = tj_shape_dims(t, leaf_shape(t, inlined, e->a))[e->b]; break;
         case TJ_EX_STRIDE:
         case TJ_EX_PARAM: out[i] = 0; break;
         case TJ_EX_ARG:
-        case TJ_EX_ATTR: out[i] = recorded(e, t); break;
+        case TJ_EX_ATTR: out[i] = recorded(e, t, inlined); break;
         default:
             if (!apply(e->op, out[e->a], out[e->b], &out[i])) {
                 return false;

@@ -25,6 +25,7 @@ enum tj_ex_op {
 };
 struct tj_ex_node {
     uint8_t op;
+    bool run; // depends on strides or parameters, which only a run knows: no guard of a look-up
     uint32_t a, b;
     int64_t value; /* CONST: value; else the value at the recorded sizes (hint) */
 };
@@ -46,6 +47,7 @@ static inline bool tj_ex_known(const struct tj_exprs *x, tj_ex e, int64_t v) {
     return tj_ex_is_const(x, e) && x->nodes[e].value == v;
 }
 bool tj_ex_exact_div(struct tj_exprs *x, tj_ex a, tj_ex b, tj_ex *q); // a/b where b*(a/b) == a by algebra
+static inline bool tj_ex_of_shapes(const struct tj_exprs *x, tj_ex e) { return !x->nodes[e].run; }
 // A factor of product e that has this value at the recorded sizes; 0: none. The constant factor of e.
 tj_ex tj_ex_factor(const struct tj_exprs *x, tj_ex e, int64_t value);
 int64_t tj_ex_coefficient(const struct tj_exprs *x, tj_ex e);
@@ -58,5 +60,8 @@ bool tj_exprs_same(const struct tj_exprs *x, const struct tj_run_args *args, con
 // The same after symbols in out[] have been given other values.
 bool tj_exprs_again(const struct tj_exprs *x, int64_t *out);
 // The first n nodes with extents from a trace, for guards; strides and parameters, which occur in none, are 0.
-bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t, int64_t *out);
+// inlined: of a loop's body in that trace; NULL: the expressions are of the trace itself.
+struct tj_inlined;
+bool tj_exprs_eval_shapes(const struct tj_exprs *x, uint32_t n, const struct tj_trace *t,
+                          const struct tj_inlined *inlined, int64_t *out);
 #endif

@@ -125,6 +125,17 @@ static tj_ex argument(struct tj_graph *g, tj_ref r, size_t d, int64_t value) {
 
 tj_ex tj_g_same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) { return same(g, a, b, node); }
 
+bool tj_g_meet(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node) {
+    if (tj_g_equal(g, a, b)) {
+        return true;
+    }
+    if (tj_ex_hint(g->x, a) != tj_ex_hint(g->x, b) || !tj_ex_of_shapes(g->x, a) || !tj_ex_of_shapes(g->x, b)) {
+        return false;
+    }
+    (void)same(g, a, b, node);
+    return true;
+}
+
 static size_t broadcast(struct tj_graph *g, tj_ref trace, const tj_ref *in, size_t nin, tj_ex *dims) {
     size_t rank = 0;
     for (size_t i = 0; i < nin; i++) {

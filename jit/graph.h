@@ -102,6 +102,8 @@ tj_status tj_graph_build(struct tj_graph *g);
 void tj_graph_free(struct tj_graph *g);
 bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b);        // the same, or guarded to be
 tj_ex tj_g_same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node); // they have to be equal at run time; gives one
+// The same where they are equal at the sizes at hand and shapes tell; false: they can't be.
+bool tj_g_meet(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node);
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n);
 static inline tj_dtype tj_compute_dtype(uint8_t d) { return (tj_dtype)tj_dtypes[d].compute; }
 static inline bool tj_g_is(const struct tj_graph *g, tj_ref n, int op) { return g->nodes[n].op == op; }

@@ -32,6 +32,7 @@ struct tj_sched {
     uint32_t *cls;             // memory nodes and their views: hazard class of the leaf, TJ_NOBUF: not leaf memory
     uint16_t *dupcost;         // instructions (transcendentals count more) to compute it again from memory
     struct tj_geom **alias;    // geometry in leaf memory
+    bool *through;             // views that writes go through: their strides may need guards
     uint32_t *incone;          // stamp: member of the current cone
     uint32_t *sole;            // stamp: member whose users are members too, or run later
     uint32_t *seen;            // stamp: was a candidate of the current cone

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "../lib/strbuf.h"
+#include "../trace/repeat.h"
 #include "plan.h"
 
 #define MAX_TASKS 64        // slots of scratch a step may need
@@ -294,8 +295,14 @@ static bool missed(const struct tj_plan *p, struct tj_guard_miss *why, tj_ref no
     return false;
 }
 
-// Every extent of the trace is what the plan computes from its symbols, and what the ops need to be equal is.
 bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj_guard_miss *why) {
+    return tj_plan_fits(p, t, NULL, why);
+}
+
+// Every extent of the trace is what the plan computes from its symbols, and what the ops need to be equal is; so in the
+// bodies of loops.
+bool tj_plan_fits(const struct tj_plan *p, const struct tj_trace *t, const struct tj_inlined *inlined,
+                  struct tj_guard_miss *why) {
     const struct tj_program *g = p->prog;
     const struct tj_exprs *x = &g->exprs;
     if (!g->extents)
@@ -303,19 +310,20 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj
     int64_t small[256], *v = p->nshape <= TJ_COUNT(small) ? small : tj_malloc(p->nshape * sizeof *v);
     if (!v)
         return false;
-    bool ok = tj_exprs_eval_shapes(x, p->nshape, t, v);
+    bool ok = tj_exprs_eval_shapes(x, p->nshape, t, inlined, v);
     // First, since they know the op that demands it; to the extents, one of two that are equal is a mere copy.
     for (uint32_t i = 0; ok && i < g->nguards; i++) {
         const struct tj_guard *q = &g->guards[i];
         if (v[q->a] == v[q->b])
             continue;
-        ok = missed(p, why, q->node, -1, q->a, v[q->a], v[q->b]);
+        ok = missed(p, why, tj_inlined_node(inlined, q->node), -1, q->a, v[q->a], v[q->b]);
         if (why)
             tj_ex_print(x, q->b, why->other, sizeof why->other);
     }
-    for (uint32_t n = 0; ok && n < t->nnodes; n++) {
+    for (uint32_t i = 0; ok && i < (inlined ? inlined->body->trace.nnodes : t->nnodes); i++) {
+        tj_ref n = tj_inlined_node(inlined, i);
         const int64_t *dims = tj_shape_dims(t, t->nodes[n].shape);
-        const tj_ex *e = g->extents + g->extent_at[n];
+        const tj_ex *e = g->extents + g->extent_at[i];
         for (size_t d = 0, rank = tj_shape_rank(t, t->nodes[n].shape); ok && d < rank; d++) {
             if (e[d] != TJ_EX_NONE && v[e[d]] != dims[d])
                 ok = missed(p, why, n, (int)d, e[d], v[e[d]], dims[d]);
@@ -323,10 +331,13 @@ bool tj_plan_serves(const struct tj_plan *p, const struct tj_trace *t, struct tj
     }
     for (uint32_t i = 0; ok && i < g->namounts; i++) {
         const struct tj_amount *m = &g->amounts[i];
-        int64_t have = t->attrs[t->nodes[m->node].attr + m->word];
+        tj_ref n = tj_inlined_node(inlined, m->node);
+        int64_t have = t->attrs[t->nodes[n].attr + m->word];
         if (have != m->value)
-            ok = missed(p, why, m->node, (int)(m->word - 1) % TJ_MAX_RANK, 0, m->value, have);
+            ok = missed(p, why, n, (int)(m->word - 1) % TJ_MAX_RANK, 0, m->value, have);
     }
+    for (uint32_t i = 0; ok && p->loops && i < g->nsteps; i++)
+        ok = !p->steps[i].body || tj_turns_fit(p, i, t, inlined, why);
     if (v != small)
         tj_free(v);
     return ok;
@@ -918,6 +929,9 @@ bool tj_instance_guess(const struct tj_plan *p, struct tj_plan_instance *in, con
 }
 
 static size_t bound_workspace(struct tj_plan *p, const struct tj_segment *seg) {
+    for (uint32_t i = 0; i < seg->trace->nleaves; i++)
+        if (!seg->trace->leaves[i].tensor) // the body of a loop: what is carried has no memory yet
+            return 0;
     struct tj_run_args args = {.trace = seg->trace, .leaves = seg->trace->leaves, .params = seg->trace->params};
     struct tj_plan_instance *in = tj_instance_new(p, NULL, 1);
     size_t want = 0;

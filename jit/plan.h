@@ -77,6 +77,9 @@ void tj_instance_bufs(const struct tj_plan *p, struct tj_plan_instance *in); // 
 void tj_instance_unpack(const struct tj_plan *p, struct tj_plan_instance *in);
 // Sizes as a run over such arguments would have them, with all weights packed; their memory need not be there.
 bool tj_instance_guess(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);
+// tj_plan_serves of a plan whose nodes are in the trace as `inlined` tells.
+bool tj_plan_fits(const struct tj_plan *p, const struct tj_trace *t, const struct tj_inlined *inlined,
+                  struct tj_guard_miss *why);
 tj_status tj_plan_steps(struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);
 
 // ---- plan_repeat.c --------------------------------------------------------------------------------------------------
@@ -84,6 +87,9 @@ tj_status tj_plan_steps(struct tj_plan *p, struct tj_plan_instance *in, const st
 // Compiles the body of a loop; adds to info what that took and has.
 tj_status tj_turns_compile(struct tj_jit *jit, const struct tj_repeat *r, struct tj_plan **body,
                            struct tj_plan_info *info);
+// Whether the body of step i serves the trace, as tj_plan_fits.
+bool tj_turns_fit(const struct tj_plan *p, uint32_t i, const struct tj_trace *t, const struct tj_inlined *inlined,
+                  struct tj_guard_miss *why);
 // The same steps as those of an instance, for step i.
 tj_status tj_turns_sizes(const struct tj_plan *p, uint32_t i, struct tj_plan_instance *in,
                          const struct tj_run_args *args);

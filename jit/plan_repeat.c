@@ -15,6 +15,7 @@ struct tj_turns {
     struct trace_tensor **outs;
     struct tj_param *params;
     struct tj_run_args args;
+    struct tj_inlined inlined;  // of the body in the trace of a run
     uint32_t *leafbuf, *outbuf; // buffers of the body: one a leaf; one a carried value. UINT32_MAX: it has none
     uint32_t *outer;            // one a leaf that is one of the plan around it: its buffer there
     unsigned char **at[3];      // one a carried value: first, and the two it alternates between
@@ -53,6 +54,12 @@ tj_status tj_turns_compile(struct tj_jit *jit, const struct tj_repeat *r, struct
     return TRACE_OK;
 }
 
+bool tj_turns_fit(const struct tj_plan *p, uint32_t i, const struct tj_trace *t, const struct tj_inlined *inlined,
+                  struct tj_guard_miss *why) {
+    struct tj_inlined in = {p->prog->steps[i].repeat->body, inlined};
+    return tj_plan_fits(p->steps[i].body, t, &in, why);
+}
+
 // ---- in an instance -------------------------------------------------------------------------------------------------
 
 void tj_turns_free(const struct tj_plan *p, uint32_t i, struct tj_turns *t) {
@@ -70,15 +77,16 @@ void tj_turns_free(const struct tj_plan *p, uint32_t i, struct tj_turns *t) {
     tj_free(t);
 }
 
-static void shadow(struct tj_turns *t, uint32_t i, const struct tj_trace *tr, const struct tj_node *n) {
+// The tensor that stands for a leaf of the body, or for a next value, in a run whose trace is `tr`. False: too large.
+static bool shadow(struct tj_turns *t, uint32_t i, const struct tj_trace *tr, const struct tj_node *n) {
     struct trace_tensor *x = &t->tensors[i];
     x->dtype = n->dtype;
     x->rank = (uint8_t)tj_shape_rank(tr, n->shape);
     memcpy(x->dims, tj_shape_dims(tr, n->shape), x->rank * sizeof *x->dims);
-    (void)tj_numel(x->dims, x->rank, &x->numel);
-    tj_contiguous_strides(x->dims, x->rank, x->strides);
     x->st = &t->storages[i];
     x->internal = true;
+    tj_contiguous_strides(x->dims, x->rank, x->strides);
+    return tj_numel(x->dims, x->rank, &x->numel);
 }
 
 static struct tj_turns *turns_new(const struct tj_plan *p, uint32_t i, const struct tj_plan_instance *in) {
@@ -121,15 +129,8 @@ static struct tj_turns *turns_new(const struct tj_plan *p, uint32_t i, const str
         else if (buf->kind == TJ_BUF_OUT)
             t->outbuf[buf->index] = k;
     }
-    for (uint32_t k = 0; k < b->trace.nnodes; k++) {
-        const struct tj_node *node = &b->trace.nodes[k];
-        if (node->op == TJ_OP_LEAF)
-            shadow(t, (uint32_t)b->trace.attrs[node->attr], &b->trace, node);
-    }
-    for (uint32_t k = 0; k < n; k++) {
-        shadow(t, nl + k, &b->trace, &b->trace.nodes[b->outs[k]]);
+    for (uint32_t k = 0; k < n; k++)
         t->outs[k] = &t->tensors[nl + k];
-    }
     return t;
 }
 
@@ -142,13 +143,23 @@ static tj_status turns_args(const struct tj_plan *p, uint32_t i, struct tj_plan_
         t = in->turns[i] = turns_new(p, i, in);
     if (!t)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for a run");
-    for (uint32_t k = 0; k < b->trace.nleaves; k++)
+    const struct tj_trace *tr = args->trace;
+    bool ok = true;
+    for (uint32_t k = 0; k < b->trace.nleaves && ok; k++) {
         t->leaves[k].tensor =
             b->leaves[k].kind == TJ_BODY_LEAF ? args->leaves[b->leaves[k].index].tensor : &t->tensors[k];
+        if (b->leaves[k].kind != TJ_BODY_LEAF)
+            ok = shadow(t, k, tr, &tr->nodes[tj_inlined_node(args->inlined, b->leaves[k].node)]);
+    }
+    t->inlined = (struct tj_inlined){b, args->inlined};
+    for (uint32_t k = 0; k < b->n && ok; k++)
+        ok = shadow(t, b->trace.nleaves + k, tr, &tr->nodes[tj_inlined_node(&t->inlined, b->outs[k])]);
+    if (!ok)
+        return tj_fail(TRACE_ERR_SHAPE, "the workspace of the run overflows");
     if (b->trace.nparams)
         memcpy(t->params, args->params, b->trace.nparams * sizeof *t->params);
     t->args = *args;
-    t->args.trace = &b->trace;
+    t->args.inlined = &t->inlined;
     t->args.leaves = t->leaves;
     t->args.params = t->params;
     t->args.outs = t->outs;

@@ -1,8 +1,11 @@
 // jit/repeat.c: counted loops in a graph and in a schedule: one opaque step whose body is a plan of its own.
 //
 // In the graph a loop is a REPEAT node over what it begins with and what its body takes from outside, and a RESULT node
-// for every carried value. Its extents are those it was recorded with: a symbolic segment is specialised to them.
+// for every carried value, whose extents are those of the first one. In a symbolic segment the body's plan has symbols
+// of its own: the extents of its leaves that are no constants here. They are read from the same trace, and what the
+// body needs to be equal is checked with it (tj_plan_serves).
 #include "../trace/repeat.h"
+#include "../trace/dynamic.h"
 
 #include "lower.h"
 
@@ -43,20 +46,34 @@ tj_status tj_g_loop_needs(struct tj_graph *g, tj_ref out, uint8_t *reached) {
     return TRACE_OK;
 }
 
-// A plan of a symbolic segment serves no other extents than these in the body.
-static void extents(struct tj_graph *g, tj_ref n) {
-    const int64_t *dims = tj_shape_dims(g->t, g->t->nodes[n].shape);
-    for (size_t d = 0, rank = tj_shape_rank(g->t, g->t->nodes[n].shape); g->p->extents && d < rank; d++) {
-        tj_ex *e = &g->p->extents[g->p->extent_at[n] + d];
-        if (*e == TJ_EX_NONE) { // else it is outside
-            *e = tj_ex_const(g->x, dims[d]);
+// The symbols of the body's plan.
+static bool choose_symbols(struct tj_graph *g, struct tj_body *b) {
+    const struct tj_dynamic *dyn = g->seg->dyn;
+    if (!dyn) {
+        return true;
+    }
+    if (!b->dyn.leaf && !tj_dynamic_init(&b->dyn, &b->trace)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < b->trace.nleaves; i++) {
+        const struct tj_body_leaf *l = &b->leaves[i];
+        const struct tj_gnode *x = &g->nodes[g->map[l->kind == TJ_BODY_CARRIED ? b->init[l->index] : l->node]];
+        b->dyn.leaf[i] = 0;
+        for (uint32_t d = 0; d < x->rank; d++) {
+            b->dyn.leaf[i] |= (uint8_t)(!tj_ex_is_const(g->x, x->dims[d]) << d);
         }
     }
+    for (uint32_t i = 0; i < b->trace.nnodes; i++) {
+        b->dyn.arg[i] = dyn->arg[b->origin[i]];
+    }
+    b->dyn.args = dyn->args;
+    b->seg.dyn = &b->dyn;
+    return true;
 }
 
 // The REPEAT node: operands are the first values, then what the leaves of the body stand for.
 static bool make_loop(struct tj_graph *g, tj_ref out, struct tj_loop_body *l) {
-    const struct tj_body *b = l->body;
+    struct tj_body *b = l->body;
     uint32_t n = 0;
     tj_ref *in = TJ_ARENA_NEW(g->arena, tj_ref, b->n + b->trace.nleaves + 1);
     if (!in) {
@@ -70,14 +87,8 @@ static bool make_loop(struct tj_graph *g, tj_ref out, struct tj_loop_body *l) {
             in[n++] = g->map[b->leaves[i].node];
         }
     }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct tj_gnode *x = &g->nodes[in[i]];
-        for (uint32_t d = 0; d < x->rank; d++) {
-            (void)tj_g_same(g, x->dims[d], tj_ex_const(g->x, tj_ex_hint(g->x, x->dims[d])), out);
-        }
-    }
-    for (uint32_t i = 0; i < b->trace.nnodes; i++) {
-        extents(g, b->origin[i]);
+    if (!choose_symbols(g, b)) {
+        return false;
     }
     struct tj_attr_dim which = {l - g->p->bodies};
     struct tj_gnode r = {.op = TJ_G_REPEAT,
@@ -102,9 +113,12 @@ tj_ref tj_g_loop(struct tj_graph *g, tj_ref out) {
     }
     size_t rank = tj_shape_rank(g->t, n->shape);
     tj_ex dims[TJ_G_RANK];
-    extents(g, out);
-    for (size_t d = 0; d < rank; d++) {
-        dims[d] = tj_ex_const(g->x, tj_shape_dims(g->t, n->shape)[d]);
+    tj_ref first = l->body->init[((const struct tj_attr_dim *)tj_node_attr(g->t, n))->dim];
+    for (size_t d = 0; d < rank; d++) { // a loop carries one shape
+        dims[d] = g->nodes[g->map[first]].dims[d];
+        if (g->p->extents) {
+            g->p->extents[g->p->extent_at[out] + d] = dims[d];
+        }
     }
     struct tj_gnode r = {.op = TJ_G_RESULT,
                          .dtype = n->dtype,

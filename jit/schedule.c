@@ -132,6 +132,12 @@ static bool prepare(struct tj_sched *s) {
         return false;
     }
     for (uint32_t i = 0; i < n; i++) {
+        tj_ref v = TJ_NODE(s, i)->op == TJ_OP_UPDATE && HAS(i, TJ_S_LIVE) ? TJ_NODE(s, i)->in[2] : i;
+        for (; v != i && tj_g_view(TJ_NODE(s, v)->op) && !s->through[v]; v = TJ_NODE(s, v)->in[0]) {
+            s->through[v] = true;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
         const struct tj_gnode *d = TJ_NODE(s, i);
         s->buf[i] = s->cls[i] = TJ_NOBUF;
         s->deadline[i] = TJ_NEVER;
@@ -964,6 +970,7 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     s->cls = TJ_ARENA_NEW(a, uint32_t, n);
     s->dupcost = TJ_ARENA_NEW(a, uint16_t, n);
     s->alias = TJ_ARENA_NEW(a, struct tj_geom *, n);
+    s->through = TJ_ARENA_NEW(a, bool, n);
     s->incone = TJ_ARENA_NEW(a, uint32_t, n);
     s->seen = TJ_ARENA_NEW(a, uint32_t, n);
     s->sole = TJ_ARENA_NEW(a, uint32_t, n);

@@ -105,7 +105,10 @@ bool tj_s_contiguous(struct tj_sched *s, const struct tj_geom *g) {
     return true;
 }
 
-static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, const struct tj_gnode *v, struct tj_geom *out) {
+// A view that is written through has strides in every trace (else it was recorded as a copy): where extents alone don't
+// tell that, it is a guard.
+static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, struct tj_geom *out) {
+    const struct tj_gnode *v = TJ_NODE(s, view);
     int i = 0, j = 0;
     for (int k = 0; k < v->rank; k++) {
         out->strides[k] = 0;
@@ -130,7 +133,8 @@ static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, const str
             if (in->dims[k] == 1) {
                 continue;
             }
-            if (stride != TJ_NIL && in->strides[k] != next) {
+            if (stride != TJ_NIL && in->strides[k] != next &&
+                !(s->through[view] && tj_g_meet(s->g, in->strides[k], next, v->trace))) {
                 return false;
             }
             stride = stride == TJ_NIL ? in->strides[k] : stride;
@@ -159,7 +163,7 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
 #define PLUS(a, b) tj_ex_bin(x, TJ_EX_ADD, (a), (b))
     switch (v->op) {
     case TJ_OP_RESHAPE:
-        if (!reshape_geom(s, in, v, &g)) {
+        if (!reshape_geom(s, in, view, &g)) {
             return false;
         }
         break;

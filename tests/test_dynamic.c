@@ -689,9 +689,96 @@ START_TEST(threads_with_mixed_shapes) {
 }
 END_TEST
 
+// A write through a view of memory that another input shares: one plan serves all sizes.
+static T *flat_write(T *x, T *y, int64_t n) {
+    trace_add_f_(trace_reshape(x, TRACE_DIMS(n * 4)), 1);
+    return trace_mul_f(y, 2);
+}
+static T *split_write(T *x, T *y, int64_t n) {
+    trace_add_f_(trace_reshape(x, TRACE_DIMS(n * 2, 2)), 1);
+    return trace_mul_f(y, 2);
+}
+static T *part_write(T *x, T *y, int64_t n) {
+    trace_add_f_(trace_narrow(trace_reshape(x, TRACE_DIMS(n * 4)), 0, 0, n), 1);
+    return trace_mul_f(y, 2);
+}
+static T *column_write(T *x, T *y, int64_t n) {
+    (void)n;
+    trace_add_f_(trace_select(x, 1, 1), 1);
+    return trace_mul_f(y, 2);
+}
+START_TEST(written_views) {
+    static T *(*const bodies[])(T * x, T * y, int64_t n) = {flat_write, split_write, part_write, column_write};
+    open_context();
+    for (size_t k = 0; k < TJ_COUNT(bodies); k++) {
+        for (int mode = 0; mode < 2; mode++) {
+            trace_region *r;
+            TJ_ASSERT_OK(
+                trace_region_create(ctx, "views", TRACE_REGION_OPTIONS(.dynamic = mode ? TRACE_DYNAMIC_ON : 0), &r));
+            for (int64_t n = 3; n < 20; n++) {
+                float d[80], v[80];
+                for (int i = 0; i < 4 * n; i++)
+                    d[i] = (float)i;
+                T *x = trace_wrap(ctx, TRACE_F32, d, TRACE_DIMS(n, 4)),
+                  *y = trace_wrap(ctx, TRACE_F32, d, TRACE_DIMS(n * 4)), *o = NULL;
+                if (trace_begin(r, TRACE_ARGS(x, y)))
+                    o = bodies[k](x, y, n);
+                TJ_ASSERT_OK(trace_end(r, &o, 1));
+                TJ_ASSERT_OK(trace_read(o, v, (size_t)n * 16));
+                for (int i = 0; i < 4 * n; i++) {
+                    float want = (float)i + (float)(k == 2 ? i < n : k == 3 ? i % 4 == 1 : 1);
+                    ck_assert(d[i] == want && v[i] == 2 * want);
+                }
+                trace_release(o);
+                trace_release(x);
+                trace_release(y);
+            }
+            trace_stats st = {.size = sizeof st};
+            trace_region_stats(r, &st);
+            ck_assert_msg(NO_JIT || (st.graphs <= 2 && !st.interpreted_ops), "case %zu: %d plans", k, (int)st.graphs);
+            trace_region_release(r);
+        }
+    }
+    trace_context_release(ctx);
+}
+END_TEST
+
+// Symbols are recommended where they would have spared the compile, and only there.
+START_TEST(advice) {
+    open_context();
+    for (int k = 0; k < 3; k++) { // other extents; other ops; other extents where all are symbols, but for a guard
+        trace_region *r;
+        TJ_ASSERT_OK(trace_region_create(
+            ctx, "advice", TRACE_REGION_OPTIONS(.dynamic = k == 2 ? TRACE_DYNAMIC_ON : TRACE_DYNAMIC_OFF), &r));
+        TJ_ASSERT_OK(trace_region_budget(r, TRACE_BUDGET_COMPILES, 1, TRACE_BUDGET_FAIL));
+        enum trace_status st = TRACE_OK;
+        for (int i = 0; i < 2; i++) {
+            float v[8] = {0};
+            T *x = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(k == 0 ? 4 + i : 4)),
+              *w = trace_from(ctx, TRACE_F32, v,
+                              TRACE_DIMS(k == 2 && i ? 1
+                                         : k == 0    ? 4 + i
+                                                     : 4)),
+              *y = NULL;
+            if (trace_begin(r, TRACE_ARGS(x, w)))
+                y = k == 1 && i ? trace_mul(x, w) : trace_add(x, w);
+            st = trace_end(r, &y, 1);
+            trace_release(y);
+            trace_release(x);
+            trace_release(w);
+        }
+        TJ_ASSERT_STATUS(st, TRACE_ERR_BUDGET);
+        ck_assert_msg((strstr(trace_last_error(ctx), "make extents symbolic") != NULL) == (k == 0), "case %d: %s", k,
+                      trace_last_error(ctx));
+        trace_region_release(r);
+    }
+    trace_context_release(ctx);
+}
+END_TEST
+
 TJ_TEST_MAIN("dynamic", reasons_are_of_the_run, symbols_without_executable_memory, budget_and_plans_ahead,
              budget_of_many_regions, buckets_beyond_memory, threads_with_mixed_shapes, buckets_of_powers,
              buckets_of_a_list, bucket_workspaces_stay, learned_buckets, bucket_misuse, run_without_memory_then_again,
              reasons_name_symbols_and_ops, budget_widens_no_exact_plans, budget_widens_then_fails, budget_interprets,
              budget_evicts, budget_misuse, transformer_auto, transformer_on, transformer_declared, computed_auto,
-             computed_on, attention_auto, attention_declared)
+             computed_on, attention_auto, attention_declared, written_views, advice)

@@ -51,8 +51,9 @@ struct tj_data_error {
 enum { TJ_DATA_INDEX, TJ_DATA_DIVISION, TJ_DATA_POWER };
 struct tj_run_args {
     trace_context *ctx;
-    const struct tj_trace *trace; // of this run: extents that are arguments of ops
-    const struct tj_leaf *leaves; // as in the segment's trace, tensors of this run
+    const struct tj_trace *trace;     // of this run: extents that are arguments of ops
+    const struct tj_inlined *inlined; // where the nodes of a loop's body are in it (repeat.h); NULL: no body
+    const struct tj_leaf *leaves;     // as in the segment's trace, tensors of this run
     const struct tj_param *params;
     struct trace_tensor *const *outs; // fresh contiguous tensors, one an out
     struct tj_data_error *err;

@@ -41,7 +41,8 @@ static void ask(struct tj_budget *b, bool context, struct tj_budget_answer *out)
         int64_t used = atomic_fetch_add_explicit(&b->used[i], reserve, memory_order_relaxed);
         enum tj_verdict v = judge(b, i, used);
         if (v > out->verdict)
-            *out = (struct tj_budget_answer){v, i, context, used / kinds[i].unit, load(&b->limit[i]) / kinds[i].unit};
+            *out = (struct tj_budget_answer){v,    i, context, used / kinds[i].unit, load(&b->limit[i]) / kinds[i].unit,
+                                             false};
     }
 }
 
@@ -59,7 +60,7 @@ static void add(struct trace_region *r, int what, int64_t n) {
 }
 
 void tj_budget_ask(struct trace_region *r, struct tj_budget_answer *out) {
-    *out = (struct tj_budget_answer){TJ_ALLOWED, -1, false, 0, 0};
+    *out = (struct tj_budget_answer){.verdict = TJ_ALLOWED, .what = -1};
     ask(&r->budget, false, out);
     ask(&r->ctx->budget, true, out);
     if (out->verdict >= TJ_INTERPRET)
@@ -107,9 +108,10 @@ void tj_budget_tell(struct trace_region *r, const struct tj_budget_answer *a, co
     uint32_t bit = 1u << a->what;
     if (a->verdict == TJ_REFUSED)
         (void)tj_fail(TRACE_ERR_BUDGET,
-                      "region '%s' (%s): the %s's budget of %lld %s is used up; raise it, make extents symbolic "
-                      "(trace_region_dynamic, TRACE_DYNAMIC_ON), or let runs without a plan be interpreted",
-                      r->name, site, whose, (long long)a->limit, name);
+                      "region '%s' (%s): the %s's budget of %lld %s is used up; raise it%s, or let runs without a "
+                      "plan be interpreted",
+                      r->name, site, whose, (long long)a->limit, name,
+                      a->extents ? ", make extents symbolic (trace_region_dynamic, TRACE_DYNAMIC_ON)" : "");
     else if (a->verdict == TJ_INTERPRET && atomic_fetch_or_explicit(&b->told, bit, memory_order_relaxed) & bit)
         return; // each of these runs would tell it
     tj_event(r->ctx, r, TRACE_EVENT_BUDGET, none, -1, -1, a->used, a->limit, 0,

@@ -19,6 +19,7 @@ struct tj_budget_answer {
     int what;     // enum trace_budget that decided, or -1
     bool context; // the context's
     int64_t used, limit;
+    bool extents; // symbols would have spared the compile: a plan differs in extents alone
 };
 struct trace_region;
 // Asks for one more compile in r and takes it from both budgets unless it is not allowed (given back by

@@ -664,7 +664,7 @@ static struct tj_entry *find_or_enter(struct tj_box *b, struct lookup *q) {
     struct trace_region *r = b->run.region;
     struct tj_cache *c = &r->cache;
     struct tj_entry *fresh = NULL, *e, *victim = NULL;
-    struct tj_budget_answer budget = {TJ_ALLOWED, -1, false, 0, 0};
+    struct tj_budget_answer budget = {.verdict = TJ_ALLOWED, .what = -1};
     q->made = q->interpret = q->left_out = false;
     q->similar = NULL;
     for (;;) {
@@ -687,7 +687,8 @@ static struct tj_entry *find_or_enter(struct tj_box *b, struct lookup *q) {
         if (budget.verdict == TJ_WIDE && !family)
             budget.verdict = TJ_ALLOWED; // TRACE_DYNAMIC_OFF: there is nothing to make symbolic
         if (budget.verdict >= TJ_INTERPRET) {
-            ; // no plan for this one
+            for (uint32_t i = 0; i < c->n && !budget.extents && r->opt.dynamic != TRACE_DYNAMIC_ON; i++)
+                budget.extents = !c->ring[i]->symbolic && tj_relatives(c->ring[i], s); // no plan for this one
         } else if (tj_grow((void **)&c->ring, &cap, c->n + 1, sizeof *c->ring) &&
                    (!family || choose_symbols(c, r, q->site, budget.verdict == TJ_WIDE, fresh))) {
             c->capring = cap;

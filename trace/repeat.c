@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "dynamic.h"
 #include "record.h"
 #include "region.h"
 
@@ -468,6 +469,7 @@ tj_status tj_body_take(const struct tj_segment *seg, tj_ref out, struct tj_body 
 void tj_body_free(struct tj_body *b) {
     if (!b)
         return;
+    tj_dynamic_free(&b->dyn);
     tj_trace_free(&b->trace);
     tj_free(b->outs);
     tj_free(b->init);

@@ -44,11 +44,22 @@ struct tj_body {
     struct tj_body_leaf *leaves; // one a leaf of trace
     tj_ref *origin;              // node of trace -> node of the outer one
     uint32_t n, caporigin, capleaves;
-    tj_ref *init;     // node of the outer trace, one a slot
-    uint32_t *leafof; // slot -> leaf of trace; UINT32_MAX: the body doesn't read it
-    uint32_t times;   // parameter
-    tj_ref out;       // the REPEAT_OUT it was taken at
+    tj_ref *init;          // node of the outer trace, one a slot
+    uint32_t *leafof;      // slot -> leaf of trace; UINT32_MAX: the body doesn't read it
+    uint32_t times;        // parameter
+    tj_ref out;            // the REPEAT_OUT it was taken at
+    struct tj_dynamic dyn; // extents that are symbols of the body's plan, chosen by the one around it; leaf NULL: none
 };
+// Where the nodes of a body are in the trace that a run recorded: around: of the loop around it; NULL: that trace.
+struct tj_inlined {
+    const struct tj_body *body;
+    const struct tj_inlined *around;
+};
+static inline tj_ref tj_inlined_node(const struct tj_inlined *in, tj_ref n) {
+    for (; in; in = in->around)
+        n = in->body->origin[n];
+    return n;
+}
 // Takes the body of the loop that REPEAT_OUT `out` of the segment's trace ends. Leaves have the outer trace's tensors
 // where it has some.
 tj_status tj_body_take(const struct tj_segment *seg, tj_ref out, struct tj_body **body);
