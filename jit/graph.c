@@ -43,8 +43,7 @@ static void equate(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node, bool fact)
     }
     if (tj_ex_hint(g->x, a) != tj_ex_hint(g->x, b)) {
         (void)tj_fail(TRACE_ERR_COMPILE, "internal: extents %lld and %lld of %s are no equals",
-                      (long long)tj_ex_hint(g->x, a), (long long)tj_ex_hint(g->x, b),
-                      tj_ops[g->t->nodes[node].op].name);
+                      (long long)tj_ex_hint(g->x, a), (long long)tj_ex_hint(g->x, b), tj_call_name(g->t, node));
         g->failed = g->wrong = true;
         return;
     }

@@ -14,7 +14,7 @@ static void label(char *buf, const struct tj_segment *seg, const struct tj_step 
     size_t n = strlen(region);
     if (!strncmp(ops, region, n) && ops[n] == '.') // the kernel's own name begins with the region's
         ops += n + 1;
-    struct tj_loc loc = st->node < seg->trace->nnodes ? seg->trace->locs[st->node] : (struct tj_loc){NULL, 0};
+    struct tj_loc loc = st->node < seg->trace->nnodes ? seg->trace->locs[st->node] : TJ_LOC(NULL, 0);
     const char *slash = loc.file ? strrchr(loc.file, '/') : NULL, *file = slash ? slash + 1 : loc.file;
     char tile[24] = "", where[64] = "";
     if (u->kind == TJ_UNIT_GEMM)

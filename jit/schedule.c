@@ -531,7 +531,8 @@ static bool streams(const struct tj_sched *s, const struct tj_loop *loop) {
 static bool fail(struct tj_sched *s, tj_ref v, const char *why) {
     if (s->status == TRACE_OK) {
         const struct tj_gnode *d = TJ_NODE(s, v);
-        s->status = tj_fail(TRACE_ERR_COMPILE, "%s: %s", d->op < TJ_OP_COUNT ? tj_ops[d->op].name : "window", why);
+        s->status =
+            tj_fail(TRACE_ERR_COMPILE, "%s: %s", d->trace != TJ_NIL ? tj_call_name(s->g->t, d->trace) : "an op", why);
     }
     return false;
 }

@@ -37,7 +37,7 @@ static tj_ref node(struct builder *b, enum tj_op op, tj_dtype d, const int64_t *
                    size_t nin, const void *attr, size_t words) {
     uint32_t shape = tj_trace_shape(&b->t, dims, rank);
     ck_assert_uint_ne(shape, UINT32_MAX);
-    tj_ref n = tj_trace_append(&b->t, op, d, shape, in, nin, attr, words, (struct tj_loc){"test", 1});
+    tj_ref n = tj_trace_append(&b->t, op, d, shape, in, nin, attr, words, TJ_LOC("test", 1));
     ck_assert_uint_ne(n, TJ_NIL);
     return n;
 }
@@ -78,7 +78,7 @@ static tj_status run_all(struct builder *b, const tj_ref *outs, uint32_t nouts, 
     for (uint32_t i = 0; i < nouts; i++) {
         const struct tj_node *n = &b->t.nodes[outs[i]];
         results[i] = tj_tensor_new(b->ctx, (tj_dtype)n->dtype, tj_shape_dims(&b->t, n->shape),
-                                   tj_shape_rank(&b->t, n->shape), "test", (struct tj_loc){NULL, 0});
+                                   tj_shape_rank(&b->t, n->shape), "test", TJ_LOC(NULL, 0));
         ck_assert_ptr_nonnull(results[i]);
         if (results[i]->numel) {
             memset(tj_tensor_data(results[i]), 0x55, (size_t)results[i]->numel * tj_elem_bytes((tj_dtype)n->dtype));
@@ -719,7 +719,7 @@ START_TEST(update_aliased) {
     float x[4] = {1, 2, 3, 4}, got[2];
     trace_tensor *whole = trace_from(b.ctx, TRACE_F32, x, DIMS(4));
     int64_t dims[1] = {2}, st[1] = {2};
-    trace_tensor *odd = tj_tensor_view(whole->st, TRACE_F32, dims, st, 1, 1, "test", (struct tj_loc){NULL, 0});
+    trace_tensor *odd = tj_tensor_view(whole->st, TRACE_F32, dims, st, 1, 1, "test", TJ_LOC(NULL, 0));
     tj_ref a = leaf_of(&b, whole), o = leaf_of(&b, odd);
     tj_ref n = node(&b, TJ_OP_NEG, TRACE_F32, DIMS(2), IN(o), NO_ATTR); // before: -2, -4
     tj_ref two = node(&b, TJ_OP_ADD, TRACE_F32, DIMS(4), IN(a, a), NO_ATTR);
@@ -748,7 +748,7 @@ START_TEST(no_memory) {
     tj_ref f = node(&b, TJ_OP_ADD, TRACE_F32, DIMS(64), IN(a, u), NO_ATTR);
     tj_ref g = node(&b, TJ_OP_LOG, TRACE_F32, DIMS(64), IN(f), NO_ATTR);
     struct tj_segment seg = {.trace = &b.t, .outs = &g, .nouts = 1, .writes = &u, .nwrites = 1, .name = "test"};
-    trace_tensor *r = tj_tensor_new(b.ctx, TRACE_F32, DIMS(64), "test", (struct tj_loc){NULL, 0});
+    trace_tensor *r = tj_tensor_new(b.ctx, TRACE_F32, DIMS(64), "test", TJ_LOC(NULL, 0));
     struct tj_run_args args = {.ctx = b.ctx,
                                .leaves = b.leaves,
                                .params = b.t.params,

@@ -67,7 +67,7 @@ static tj_ref node(struct world *w, enum tj_op op, tj_dtype d, const int64_t *di
         memcpy(ins, in, nin * sizeof *in);
     }
     tj_ref r = tj_trace_append(&w->t, op, d, tj_trace_shape(&w->t, copy, rank), ins, nin, attr, bytes / 8,
-                               (struct tj_loc){"test.c", (int32_t)w->t.nnodes});
+                               TJ_LOC("test.c", (int32_t)w->t.nnodes));
     ck_assert_uint_ne(r, TJ_NIL);
     for (size_t i = 0; i < nin; i++) {
         w->loose[r] = w->loose[r] || w->loose[ins[i]];

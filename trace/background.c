@@ -163,7 +163,7 @@ bool tj_background_add(struct trace_region *r, struct tj_entry *e, const struct 
     if (!j)
         return false;
     j->done = true; // holds nothing yet
-    j->site = (struct tj_site){{NULL, site->loc.line}, site->kind, site->first, NULL, site->ahead};
+    j->site = (struct tj_site){TJ_LOC(NULL, site->loc.line), site->kind, site->first, NULL, site->ahead};
     if (site->loc.file)
         j->site.loc.file = j->file = tj_strdup(site->loc.file);
     if (!copy_leaves(j, s->trace) || (site->loc.file && !j->file)) {

@@ -131,7 +131,8 @@ static tj_status pin(struct tj_box *b, const struct tj_trace *t, struct trace_bo
                           "a tensor was given new content (trace_write) after ops that read the old one were recorded");
     if (packed)
         return tj_op_fail(TRACE_ERR_BUSY, "trace_end_bind", loc,
-                          "the body writes a tensor of which another live bound plan has a packed copy");
+                          "the body writes a tensor of which another live bound plan has a packed copy; release that "
+                          "one before, or write outside of both");
     return TRACE_OK;
 }
 

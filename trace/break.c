@@ -326,7 +326,7 @@ static bool new_outs(struct tj_box *b, const struct tj_trace *t, const tj_ref *o
     for (uint32_t i = 0; i < n; i++) {
         const struct tj_node *node = &t->nodes[outs[i]];
         to[i] = tj_tensor_new(b->run.ctx, (tj_dtype)node->dtype, tj_shape_dims(t, node->shape),
-                              tj_shape_rank(t, node->shape), tj_ops[node->op].name, t->locs[outs[i]]);
+                              tj_shape_rank(t, node->shape), tj_call_name(t, outs[i]), t->locs[outs[i]]);
         if (!to[i]) {
             while (i-- > 0) {
                 trace_release(to[i]);
@@ -387,7 +387,9 @@ static tj_status check_writes(struct tj_box *b, const tj_ref *writes, uint32_t n
         const struct trace_tensor *t = tj_root_tensor(&b->run, writes[i]);
         char node[300];
         if (t && TJ_UNLIKELY(atomic_load_explicit(&t->st->pins_packed, memory_order_acquire)))
-            return tj_fail(TRACE_ERR_BUSY, "%s writes a tensor of which a live bound plan has a packed copy",
+            return tj_fail(TRACE_ERR_BUSY,
+                           "%s writes a tensor of which a live bound plan has a packed copy; release "
+                           "the bound plan, run, bind again",
                            tj_op_text(&b->run.trace, writes[i], node, sizeof node));
     }
     return TRACE_OK;
@@ -774,7 +776,7 @@ static bool learn(struct tj_box *b, const struct tj_instance *in) {
         tj_shadow_leaves(&t, &leaves)) {
         t.leaves = leaves;
         struct tj_entry *e;
-        struct tj_site site = {{NULL, 0}, "end", false, in->entry, false};
+        struct tj_site site = {TJ_LOC(NULL, 0), "end", false, in->entry, false};
         st = tj_segment_plan(b, &s, &site, true, &e); // when memory is out the next run tries, and tells
     }
     tj_free(leaves);
@@ -931,7 +933,7 @@ void tj_break_lint(struct tj_box *b, uint32_t nouts) {
             run->ctx, run->region, TRACE_EVENT_LINT, t->locs[i], -1, -1, 0, 0, 0,
             "the bool that %s makes is never used: probably `if (handle)`, which tests the handle and is always true; "
             "read it with trace_item_i64, or choose with trace_where",
-            tj_ops[t->nodes[i].op].name);
+            tj_call_name(t, i));
     }
     for (tj_ref i = 0; i < b->nmark; i++)
         b->mark[i] &= (uint8_t)~MARK_TEMP;

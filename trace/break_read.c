@@ -190,7 +190,7 @@ static tj_status check_single(void *arg, bool value, const char *call, struct tj
 }
 
 tj_status trace_read_at(trace_tensor *t, void *dst, size_t bytes, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct reading r;
     if (t && !dst && bytes)
         return read_fail(false, TRACE_ERR_ARGUMENT, "trace_read", loc, "dst is NULL");
@@ -206,7 +206,7 @@ tj_status trace_read_at(trace_tensor *t, void *dst, size_t bytes, const char *fi
 }
 
 tj_status trace_data_at(trace_tensor *t, const void **data, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct reading r;
     if (!data)
         return read_fail(false, TRACE_ERR_ARGUMENT, "trace_data", loc, "no place for the pointer (NULL)");
@@ -284,7 +284,7 @@ static int64_t to_i64(struct element e) {
 }
 
 tj_status trace_item_i64_at(trace_tensor *t, int64_t *v, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct reading r;
     if (!v)
         return read_fail(false, TRACE_ERR_ARGUMENT, "trace_item_i64", loc, "no place for the value (NULL)");
@@ -298,7 +298,7 @@ tj_status trace_item_i64_at(trace_tensor *t, int64_t *v, const char *file, int l
 }
 
 tj_status trace_item_f64_at(trace_tensor *t, double *v, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct reading r;
     if (!v)
         return read_fail(false, TRACE_ERR_ARGUMENT, "trace_item_f64", loc, "no place for the value (NULL)");
@@ -392,7 +392,7 @@ void tj_print_tensor(const struct trace_tensor *t, const char *name) {
 }
 
 tj_status trace_print_at(trace_tensor *t, const char *name, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct reading r;
     tj_status st = read_begin(t, "trace_print", "print", loc, NULL, NULL, &r);
     if (st)
@@ -425,7 +425,7 @@ static struct tj_deferred *add_deferred(struct tj_box *b, const char *call, stru
 }
 
 trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     const char *call = "trace_item_later";
     if (!t || t == TRACE_NONE)
@@ -459,7 +459,7 @@ trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
 }
 
 tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     const char *call = "trace_print_later";
     if (!t)

@@ -104,7 +104,7 @@ bool tj_budget_exceeded(const struct tj_budget *b, int *what) {
 void tj_budget_tell(struct trace_region *r, const struct tj_budget_answer *a, const char *site) {
     struct tj_budget *b = a->context ? &r->ctx->budget : &r->budget;
     const char *whose = a->context ? "context" : "region", *name = kinds[a->what].name;
-    struct tj_loc none = {NULL, 0};
+    struct tj_loc none = TJ_LOC(NULL, 0);
     uint32_t bit = 1u << a->what;
     if (a->verdict == TJ_REFUSED)
         (void)tj_fail(TRACE_ERR_BUDGET,

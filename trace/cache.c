@@ -249,7 +249,7 @@ static struct tj_entry *evict(struct tj_cache *c) {
 static void report_evicted(struct trace_region *r, struct tj_entry *e, const char *why) {
     (void)TJ_COUNT_UP(&r->count, evictions, 1);
     tj_budget_dropped(r, e->info.bytes_code);
-    tj_event(r->ctx, r, TRACE_EVENT_EVICT, (struct tj_loc){NULL, 0}, -1, -1, (int64_t)e->info.bytes_code, 0, e->ms,
+    tj_event(r->ctx, r, TRACE_EVENT_EVICT, TJ_LOC(NULL, 0), -1, -1, (int64_t)e->info.bytes_code, 0, e->ms,
              "a plan of %u ops (%s, %llu hits) was dropped: %s", e->trace.nnodes, e->site,
              (unsigned long long)atomic_load_explicit(&e->hits, memory_order_relaxed), why);
     tj_entry_put(e);
@@ -1081,7 +1081,7 @@ struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace 
     }
     // Host file names may go; the copy isn't read for them.
     for (uint32_t i = 0; i < fresh->trace.nnodes; i++)
-        fresh->trace.locs[i] = (struct tj_loc){NULL, 0};
+        fresh->trace.locs[i] = TJ_LOC(NULL, 0);
     tj_lock(&c->lock);
     l = find_learned(c, hash, t, target, writes, nwrites);
     if (!l) {

@@ -249,7 +249,7 @@ static void correct(struct tj_check *c) {
 
 static tj_status report(struct tj_check *c, tj_ref node, const char *text) {
     struct trace_region *r = c->box->run.region;
-    struct tj_loc loc = node < c->seg->trace->nnodes ? c->seg->trace->locs[node] : (struct tj_loc){NULL, 0};
+    struct tj_loc loc = node < c->seg->trace->nnodes ? c->seg->trace->locs[node] : TJ_LOC(NULL, 0);
     TJ_BUMP(&c->box->count, check_failures, 1);
     tj_event(r->ctx, r, TRACE_EVENT_CHECK, loc, -1, -1, 0, 0, 0, "%s", text);
     return tj_fail(TRACE_ERR_COMPILE, "check failed: %s", text);
@@ -310,7 +310,7 @@ static tj_status open_check(struct tj_check *c) {
         st = tj_shadow_make(ctx, s, c->args->leaves, &c->own);
     for (uint32_t i = 0; i < s->nouts && !st; i++) {
         const struct trace_tensor *x = c->args->outs[i];
-        c->outs[i] = tj_tensor_new(ctx, (tj_dtype)x->dtype, x->dims, x->rank, "check", (struct tj_loc){NULL, 0});
+        c->outs[i] = tj_tensor_new(ctx, (tj_dtype)x->dtype, x->dims, x->rank, "check", TJ_LOC(NULL, 0));
         if (!c->outs[i])
             st = tj_last_status();
     }

@@ -54,7 +54,7 @@ static void mark_operands(const struct tj_trace *t, bool *mark) {
 
 static struct trace_tensor *value_new(const struct find *f, tj_ref n, tj_dtype d) {
     uint32_t s = f->t->nodes[n].shape;
-    return tj_tensor_new(f->ctx, d, tj_shape_dims(f->t, s), tj_shape_rank(f->t, s), "check", (struct tj_loc){NULL, 0});
+    return tj_tensor_new(f->ctx, d, tj_shape_dims(f->t, s), tj_shape_rank(f->t, s), "check", TJ_LOC(NULL, 0));
 }
 
 // ---- plans on copies ------------------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ static tj_status soft_op(struct find *f, tj_ref n, const struct trace_tensor *go
     tj_status st = TRACE_OK;
     for (uint32_t i = 0; i < nouts && !st; i++) {
         uint32_t s = k->nodes[outs[i]].shape;
-        values[i] = tj_tensor_new(f->ctx, TRACE_F64, tj_shape_dims(f->t, s), tj_shape_rank(f->t, s), "check",
-                                  (struct tj_loc){NULL, 0});
+        values[i] =
+            tj_tensor_new(f->ctx, TRACE_F64, tj_shape_dims(f->t, s), tj_shape_rank(f->t, s), "check", TJ_LOC(NULL, 0));
         st = values[i] ? TRACE_OK : TRACE_ERR_MEMORY;
     }
     if (!st)

@@ -123,7 +123,7 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
                    : !strcmp(ctx->backend->name, "none") ? "none in this build"
                                                          : "LLVM, loaded at the first miss");
     if (opt.device == TRACE_DEVICE_AUTO)
-        tj_event(ctx, NULL, TRACE_EVENT_FALLBACK, (struct tj_loc){NULL, 0}, -1, -1, 0, 0, 0,
+        tj_event(ctx, NULL, TRACE_EVENT_FALLBACK, TJ_LOC(NULL, 0), -1, -1, 0, 0, 0,
                  "device AUTO: this build has no CUDA backend; the CPU is used");
     tj_timeline_environment(ctx);
     *out = ctx;
@@ -285,7 +285,7 @@ bool tj_context_backend(trace_context *ctx, struct trace_region *r) {
     tj_cond_wake(&c->ready);
     tj_unlock(&c->lock);
     if (s && !atomic_exchange(&ctx->fallback_reported, true))
-        tj_event(ctx, r, TRACE_EVENT_FALLBACK, (struct tj_loc){NULL, 0}, -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
+        tj_event(ctx, r, TRACE_EVENT_FALLBACK, TJ_LOC(NULL, 0), -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
                  "no compiler, the interpreter runs everything: %s", ctx->backend_why);
     return !s;
 }

@@ -38,7 +38,7 @@ static trace_tensor *fail(struct tj_box *b) {
         char text[TJ_ERROR_MAX], where[300];
         size_t n = strlen(b->op);
         (void)snprintf(text, sizeof text, "%s", tj_last_error());
-        if (strncmp(text, b->op, n) || text[n] != ' ') {
+        if (strncmp(text, b->op, n) || (text[n] != ' ' && text[n] != ':')) {
             (void)tj_loc_text(b->run.begin, where, sizeof where);
             (void)tj_fail(st, where[0] ? "%s (%s): %s" : "%s%s: %s", b->op, where, text);
         }
@@ -102,7 +102,7 @@ static trace_tensor *run_op(struct tj_run *run, trace_tensor *result, trace_tens
             out = trace_retain(v.source);
         } else {
             out = tj_tensor_view(v.tensor->st, (tj_dtype)v.tensor->dtype, v.dims, v.strides, v.rank, v.offset,
-                                 tj_ops[run->trace.nodes[n].op].name, run->begin);
+                                 tj_call_name(&run->trace, n), run->begin);
             if (!out)
                 return fail(b);
         }

@@ -16,8 +16,8 @@ const char *tj_loc_text(struct tj_loc loc, char *buf, size_t cap) {
 
 const char *tj_op_text(const struct tj_trace *t, tj_ref n, char *buf, size_t cap) {
     char where[200];
-    struct tj_loc loc = n < t->nnodes ? t->locs[n] : (struct tj_loc){NULL, 0};
-    const char *op = n < t->nnodes ? tj_ops[t->nodes[n].op].name : "value";
+    struct tj_loc loc = n < t->nnodes ? t->locs[n] : TJ_LOC(NULL, 0);
+    const char *op = n < t->nnodes ? tj_call_name(t, n) : "value";
     (void)tj_loc_text(loc, where, sizeof where);
     (void)snprintf(buf, cap, where[0] ? "%s (%s)" : "%s", op, where);
     return buf;

@@ -618,8 +618,8 @@ static bool change_guess(struct again *a, tj_ref i, tj_ref *from) {
 
 static const char *op_text(const struct tj_trace *t, tj_ref n, char *buf, size_t cap) {
     const struct tj_loc *l = &t->locs[n];
-    (void)(l->file ? snprintf(buf, cap, "%s (%.200s:%d)", tj_ops[t->nodes[n].op].name, l->file, (int)l->line)
-                   : snprintf(buf, cap, "%s", tj_ops[t->nodes[n].op].name));
+    (void)(l->file ? snprintf(buf, cap, "%s (%.200s:%d)", tj_call_name(t, n), l->file, (int)l->line)
+                   : snprintf(buf, cap, "%s", tj_call_name(t, n)));
     return buf;
 }
 

@@ -46,6 +46,19 @@ const struct tj_op_info tj_ops[TJ_OP_COUNT] = {
 #undef N
 #undef C
 
+// Where distances count from.
+static const char anchor[] = "";
+
+int32_t tj_call(const char *literal) {
+    int64_t d = (int64_t)((uintptr_t)literal - (uintptr_t)anchor);
+    return d == (int32_t)d ? (int32_t)d : 0;
+}
+
+const char *tj_call_name(const struct tj_trace *t, tj_ref n) {
+    int32_t call = t->locs[n].call;
+    return call ? (const char *)((uintptr_t)anchor + (uintptr_t)(int64_t)call) : tj_ops[t->nodes[n].op].name;
+}
+
 void tj_trace_init(struct tj_trace *t) { memset(t, 0, sizeof *t); }
 
 void tj_trace_reset(struct tj_trace *t) {

@@ -104,7 +104,11 @@ struct tj_param {
 struct tj_loc {
     const char *file;
     int32_t line;
-}; // host source place; file may be NULL
+    int32_t call; // the op as the host called it, which may be made of others; 0: like the node (tj_call)
+};                // host source place; file may be NULL
+#define TJ_LOC(file, line) ((struct tj_loc){(file), (line), 0})
+// Names of calls are literals of the library: kept as distances, since a place is written for each op.
+int32_t tj_call(const char *literal);
 
 // Layout of a leaf: two bits a dim (dim 0 in the low bits), extents of 1 count as packed.
 enum { TJ_LAY_PACKED, TJ_LAY_BROADCAST, TJ_LAY_UNIT, TJ_LAY_STRIDED };
@@ -161,6 +165,7 @@ static inline const tj_ref *tj_node_in(const struct tj_trace *t, const struct tj
 static inline size_t tj_shape_rank(const struct tj_trace *t, uint32_t shape) { return (size_t)t->dims[shape]; }
 static inline const int64_t *tj_shape_dims(const struct tj_trace *t, uint32_t shape) { return t->dims + shape + 1; }
 static inline const void *tj_node_attr(const struct tj_trace *t, const struct tj_node *n) { return t->attrs + n->attr; }
+const char *tj_call_name(const struct tj_trace *t, tj_ref n); // node n as the host called it, for messages
 
 void tj_trace_init(struct tj_trace *t);
 void tj_trace_reset(struct tj_trace *t); // forgets the content, keeps the memory

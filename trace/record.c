@@ -348,11 +348,11 @@ static tj_ref dead(struct tj_run *run, tj_ref n, const char *op, struct tj_loc l
             tj_op_fail(TRACE_ERR_DEAD, op, loc,
                        "the value of %s (%s:%d) changes with the turns of a loop that is over; carry it: put it into "
                        "trace_repeat's array",
-                       tj_ops[run->trace.nodes[n].op].name, l->file ? l->file : "?", (int)l->line);
+                       tj_call_name(&run->trace, n), l->file ? l->file : "?", (int)l->line);
             return TJ_NIL;
         }
         tj_op_fail(TRACE_ERR_DEAD, op, loc, "the value of %s (%s:%d) was %s; retain it before, or record it again",
-                   tj_ops[run->trace.nodes[n].op].name, l->file ? l->file : "?", (int)l->line,
+                   tj_call_name(&run->trace, n), l->file ? l->file : "?", (int)l->line,
                    run->values[n].state == TJ_V_DEAD ? "dropped with a failed inner region" : "released");
     } else {
         tj_op_fail(TRACE_ERR_DEAD, op, loc,
@@ -442,7 +442,7 @@ static bool open_eager(struct tj_rec *q, trace_context *ctx) {
 
 bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, trace_tensor *const *ts, size_t n) {
     struct tj_run *run = tj_current;
-    *q = (struct tj_rec){run, op, TJ_LOC(file, line), false};
+    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false};
     if (run && !run->eager) {
         return run->failed == TRACE_OK;
     }
@@ -471,7 +471,7 @@ bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, 
 
 bool tj_rec_begin_ctx(struct tj_rec *q, const char *op, const char *file, int line, trace_context *ctx) {
     struct tj_run *run = tj_current;
-    *q = (struct tj_rec){run, op, TJ_LOC(file, line), false};
+    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false};
     if (run && run->failed && !run->eager) {
         return false;
     }

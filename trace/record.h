@@ -37,7 +37,6 @@ struct tj_rec {
     struct tj_loc loc;
     bool eager; // r is a run of this op alone
 };
-#define TJ_LOC(file, line) ((struct tj_loc){(file), (line)})
 
 // Opens recording of an op over the given operands (TRACE_NONE ones are skipped); false: the op returns NULL.
 bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, trace_tensor *const *ts, size_t n);

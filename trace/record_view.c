@@ -502,7 +502,9 @@ static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t 
     if (extent < 0) {
         tj_status s = x && tj_last_status() ? tj_last_status() : TRACE_ERR_ARGUMENT;
         char text[TJ_ERROR_MAX];
-        memcpy(text, x ? tj_last_error() : "an operand is NULL", x ? strlen(tj_last_error()) + 1 : 19);
+        const char *why = x ? tj_last_error() : "an operand is NULL", *inner = "size: ";
+        size_t skip = strncmp(why, inner, strlen(inner)) ? 0 : strlen(inner); // the host called split
+        memcpy(text, why + skip, strlen(why + skip) + 1);
         return tj_op_fail(s, name, loc, "%s", text);
     }
     if (chunks) {

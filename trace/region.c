@@ -508,7 +508,7 @@ struct tj_box *tj_run_open(struct trace_region *r) {
 }
 
 bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     refused.region = NULL;
     if (!r) {
         (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "the region is NULL");
@@ -854,7 +854,7 @@ static void count_run(struct tj_box *b, bool replay, uint64_t recorded) {
 }
 
 tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     if (TJ_UNLIKELY(run && run->loose && run->nscopes == 1)) {
         tj_repeat_abandon();
@@ -908,7 +908,7 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
 
 tj_status trace_end_bind_at(trace_region *r, const trace_bind_options *o, trace_bound **out, const char *file,
                             int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     if (out)
         *out = NULL;

@@ -40,7 +40,7 @@ static struct trace_tensor *kept_handle(struct tj_box *b, tj_ref n, struct tj_lo
         if (!(v.tensor->st->flags & TJ_ST_OWNED))
             return NULL; // borrowed memory may go: a copy
         struct trace_tensor *t = tj_tensor_view(v.tensor->st, (tj_dtype)v.tensor->dtype, v.dims, v.strides, v.rank,
-                                                v.offset, tj_ops[run->trace.nodes[n].op].name, run->trace.locs[n]);
+                                                v.offset, tj_call_name(&run->trace, n), run->trace.locs[n]);
         if (!t)
             *st = tj_last_status();
         return t;

@@ -125,7 +125,7 @@ static bool begin(struct tj_rec *q, int64_t times, trace_tensor **carried, size_
 }
 
 tj_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const char *file, int line) {
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_rec q = {.loc = loc};
     refused.status = TRACE_OK;
     if (tj_current && tj_current->failed && !tj_current->eager)
@@ -216,7 +216,7 @@ static bool end_values(struct tj_run *run, const struct tj_open_loop *l, uint32_
 
 tj_status trace_repeat_end_at(trace_tensor **carried, size_t n, const char *file, int line) {
     struct tj_run *run = tj_current;
-    struct tj_loc loc = {file, line};
+    struct tj_loc loc = TJ_LOC(file, line);
     struct tj_rec q = {run, "trace_repeat_end", loc, false};
     char where[300];
     if (!run && refused.status) {

@@ -477,7 +477,7 @@ static bool make_outs(struct tj_box *b, struct tj_replay *p) {
         if (t)
             tj_tensor_drop(t);
         p->outs[i] = tj_tensor_new(b->run.ctx, (tj_dtype)n->dtype, tj_shape_dims(&p->trace, n->shape),
-                                   tj_shape_rank(&p->trace, n->shape), tj_ops[n->op].name, (struct tj_loc){NULL, 0});
+                                   tj_shape_rank(&p->trace, n->shape), tj_ops[n->op].name, TJ_LOC(NULL, 0));
         if (!p->outs[i])
             return false;
     }
@@ -491,7 +491,7 @@ static struct trace_tensor *deliver(struct tj_replay *p, const struct tj_out_rul
     if (o->kind == OUT_VIEW) {
         const struct trace_tensor *leaf = &p->snaps[o->index];
         return tj_tensor_view(leaf->st, (tj_dtype)o->dtype, o->dims, o->strides, o->rank, leaf->offset + o->offset,
-                              "view", (struct tj_loc){NULL, 0});
+                              "view", TJ_LOC(NULL, 0));
     }
     retain(t);
     return t;
@@ -511,7 +511,8 @@ tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct t
     for (uint32_t i = 0; rec->writes && i < rec->nleaves; i++) {
         if (p->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN && atomic_load(&p->snaps[i].st->pins_packed))
             return tj_op_fail(TRACE_ERR_BUSY, "trace_end", loc,
-                              "the run writes a tensor of which a live bound plan has a packed copy");
+                              "the run writes a tensor of which a live bound plan has a packed copy; release the bound "
+                              "plan, run, bind again");
     }
     if (!make_outs(b, p))
         return tj_last_status();
@@ -557,7 +558,7 @@ void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const 
             continue;
         }
         if (tj_is_value(t)) {
-            tj_ref ref = tj_resolve(run, t, "trace_end", (struct tj_loc){NULL, 0});
+            tj_ref ref = tj_resolve(run, t, "trace_end", TJ_LOC(NULL, 0));
             if (ref == TJ_NIL || !tj_value_view(run, ref, &v)) {
                 b->note = false; // stored by a break: not replayed anyway
                 return;
@@ -628,7 +629,7 @@ static bool unsafe(const struct tj_box *b, struct why *why) {
     const struct tj_run *run = &b->run;
     const struct tj_trace *t = &run->trace;
     char op[300];
-    *why = (struct why){.loc = {NULL, 0}};
+    *why = (struct why){.loc = TJ_LOC(NULL, 0)};
     if (run->host_call) {
         why->loc = run->host_at;
         (void)snprintf(why->text, sizeof why->text, "%s in the body: the host would miss it; call it after trace_end",
@@ -661,7 +662,7 @@ static bool same(const struct tj_recording *rec, const struct tj_box *b, struct 
     const struct tj_trace *t = &b->run.trace, *old = &rec->trace;
     const struct tj_segment *s = &b->ended->seg, *o = &rec->entry->seg;
     char op[300];
-    *why = (struct why){.loc = {NULL, 0}};
+    *why = (struct why){.loc = TJ_LOC(NULL, 0)};
     if ((rec->entry != b->ended || rec->entry->symbolic) && !tj_trace_equal(old, t)) {
         tj_ref i = 0;
         while (i < old->nnodes && i < t->nnodes && old->nodes[i].op == t->nodes[i].op &&
