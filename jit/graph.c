@@ -784,6 +784,22 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
         }
         return tj_g_add(g, &s);
     }
+    case TJ_OP_UPDATE: // no element is written: the old content
+        if (NODE(in[2])->op == TJ_G_NOTHING || tj_g_nothing(NODE(in[2])->dims, NODE(in[2])->rank)) {
+            return in[0];
+        }
+        return add(g, r, n->op, d, dims, rank, in, n->nin, attr, n->nattr);
+    case TJ_OP_CAT: { // of the pieces that have elements
+        tj_ref *some = TJ_ARENA_NEW(g->arena, tj_ref, n->nin);
+        uint32_t kept = 0;
+        for (uint32_t i = 0; some && i < n->nin; i++) {
+            if (!tj_g_nothing(NODE(in[i])->dims, NODE(in[i])->rank)) {
+                some[kept++] = in[i];
+            }
+        }
+        g->failed = g->failed || !some;
+        return add(g, r, n->op, d, dims, rank, kept ? some : in, kept ? kept : n->nin, attr, n->nattr);
+    }
     case TJ_OP_PAD: {
         struct tj_attr_padding p;
         padding(g, r, &p);
@@ -854,11 +870,33 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
 
 bool tj_g_equal(const struct tj_graph *g, tj_ex a, tj_ex b) { return a == b || canon(g, a) == canon(g, b); }
 
+bool tj_g_nothing(const tj_ex *dims, size_t rank) {
+    for (size_t d = 0; d < rank; d++) {
+        if (dims[d] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+tj_ex tj_g_elems(struct tj_graph *g, tj_ref n) {
+    const struct tj_gnode *d = NODE(n);
+    tj_ex e = tj_g_nothing(d->dims, d->rank) ? 0 : 1;
+    for (size_t j = 0; e && j < d->rank; j++) {
+        e = tj_ex_bin(g->x, TJ_EX_MUL, e, d->dims[j]);
+    }
+    return e;
+}
+
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n) {
     int64_t e = 1;
     for (int d = 0; d < g->nodes[n].rank; d++) {
-        if (__builtin_mul_overflow(e, tj_ex_hint(g->x, g->nodes[n].dims[d]), &e)) {
-            return INT64_MAX;
+        int64_t v = tj_ex_hint(g->x, g->nodes[n].dims[d]);
+        if (v == 0) {
+            return 0;
+        }
+        if (__builtin_mul_overflow(e, v, &e)) {
+            e = INT64_MAX;
         }
     }
     return e;

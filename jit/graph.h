@@ -38,11 +38,12 @@
 // Ops a graph has beside those of ops.def.
 enum tj_gop {
     TJ_G_EXTENT = TJ_KOP_END, // i64, 0-d: value of `ex`
-    TJ_G_TAPS,   // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
-    TJ_G_REPEAT, // a counted loop: first values, then what its body takes from outside; attr.dim: which of the
-                 // program's
-    TJ_G_RESULT, // a carried value after it; attr.dim: slot
-    TJ_G_COUNT,  // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
+    TJ_G_TAPS,    // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
+    TJ_G_REPEAT,  // a counted loop: first values, then what its body takes from outside; attr.dim: which of the
+                  // program's
+    TJ_G_RESULT,  // a carried value after it; attr.dim: slot
+    TJ_G_COUNT,   // i64 [OH, OW]: elements an average window divides by; struct tj_attr_taps
+    TJ_G_NOTHING, // a value that has no element whatever the run's sizes are; no operands
 };
 #define TJ_G_RANK (TJ_MAX_RANK + 1) // an integer product gets one dim more
 struct tj_attr_taps {
@@ -105,6 +106,8 @@ tj_ex tj_g_same(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node); // they have
 // The same where they are equal at the sizes at hand and shapes tell; false: they can't be.
 bool tj_g_meet(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node);
 int64_t tj_g_numel_hint(const struct tj_graph *g, tj_ref n);
+tj_ex tj_g_elems(struct tj_graph *g, tj_ref n);    // elements; 0 also where other extents are huge
+bool tj_g_nothing(const tj_ex *dims, size_t rank); // whether one of them is always 0
 static inline tj_dtype tj_compute_dtype(uint8_t d) { return (tj_dtype)tj_dtypes[d].compute; }
 static inline bool tj_g_is(const struct tj_graph *g, tj_ref n, int op) { return g->nodes[n].op == op; }
 static inline bool tj_g_view(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_VIEW; }

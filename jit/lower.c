@@ -249,7 +249,7 @@ static bool div_mod(struct tj_lower *l, const struct tj_ixd *x, tj_ex by, struct
         rest[at] = k;
     }
     if (!tj_ex_exact_div(e, x->off, by, &q->off)) {
-        if (!tj_ex_is_const(e, x->off) || !tj_ex_is_const(e, by) || tj_ex_hint(e, x->off) < 0) {
+        if (!tj_ex_is_const(e, x->off) || !tj_ex_is_const(e, by) || tj_ex_hint(e, x->off) < 0 || by == 0) {
             return false;
         }
         q->off = tj_ex_const(e, tj_ex_hint(e, x->off) / tj_ex_hint(e, by));
@@ -664,6 +664,8 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         v = scalar(l, n);
     } else if (d->op == TJ_G_EXTENT) {
         v = tj_lo_ival(l, d->ex);
+    } else if (d->op == TJ_G_NOTHING) {
+        v = tj_lo_const(l, tj_compute_dtype(d->dtype), 0, 0); // no element is ever asked for
     } else if (s->incone[n] != s->stamp || n == l->epi) {
         v = load_node(l, n, m);
     } else if (tj_g_pointwise(d->op)) {

@@ -182,11 +182,7 @@ bool tj_s_repeat(struct tj_sched *s, tj_ref n) {
             continue;
         }
         const struct tj_gnode *x = TJ_NODE(s, d->in[i]);
-        tj_ex e = 1;
-        for (int j = 0; j < x->rank; j++) {
-            e = tj_ex_bin(s->x, TJ_EX_MUL, e, x->dims[j]);
-        }
-        out[i] = tj_s_new_buf(s, TJ_BUF_TEMP, x->dtype, 0, e, d->trace);
+        out[i] = tj_s_new_buf(s, TJ_BUF_TEMP, x->dtype, 0, tj_g_elems(s->g, d->in[i]), d->trace);
     }
     if (s->status) {
         return false;

@@ -378,7 +378,7 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
     while (s->nheap) {
         tj_ref n = pop(s);
         const struct tj_gnode *d = TJ_NODE(s, n);
-        if (d->op == TJ_OP_SCALAR || d->op == TJ_G_EXTENT) {
+        if (d->op == TJ_OP_SCALAR || d->op == TJ_G_EXTENT || d->op == TJ_G_NOTHING) {
             continue;
         }
         bool full = n != v && (size + size_of(d) > budget || inputs + s->nheap > MAX_INPUTS);
@@ -545,6 +545,9 @@ static bool kernel(struct tj_sched *s, tj_ref v, uint32_t t, const struct tj_geo
     uint32_t budget = BUDGET, nstored = 0;
     bool own = t == v, epi = own || tj_s_buf_class(s, dst->buf) < UINT32_MAX / 2, share = true;
     struct tj_loop loop;
+    if (tj_g_nothing(TJ_NODE(s, v)->dims, TJ_NODE(s, v)->rank)) {
+        return true; // its memory has no element
+    }
     s->job++;
     for (uint32_t tries = 0;; tries++) {
         if (tries > 600) {
@@ -808,11 +811,7 @@ struct extra {
 static bool copy_out(struct tj_sched *s, const struct extra *e, uint32_t time) {
     struct tj_geom g;
     const struct tj_gnode *d = TJ_NODE(s, e->node);
-    tj_ex elems = 1;
-    for (int j = 0; j < d->rank; j++) {
-        elems = tj_ex_bin(s->x, TJ_EX_MUL, elems, d->dims[j]);
-    }
-    uint32_t buf = tj_s_new_buf(s, TJ_BUF_OUT, d->dtype, e->out, elems, d->trace);
+    uint32_t buf = tj_s_new_buf(s, TJ_BUF_OUT, d->dtype, e->out, tj_g_elems(s->g, e->node), d->trace);
     tj_s_buffer_geom(s, e->node, buf, &g);
     return !s->status && kernel(s, e->node, time, &g, TJ_NIL);
 }
@@ -831,11 +830,7 @@ static bool schedule(struct tj_sched *s) {
             extra[nextra++] = (struct extra){n, i};
             continue;
         }
-        tj_ex elems = 1;
-        for (int j = 0; j < d->rank; j++) {
-            elems = tj_ex_bin(s->x, TJ_EX_MUL, elems, d->dims[j]);
-        }
-        s->buf[n] = tj_s_new_buf(s, TJ_BUF_OUT, d->dtype, i, elems, d->trace);
+        s->buf[n] = tj_s_new_buf(s, TJ_BUF_OUT, d->dtype, i, tj_g_elems(g, n), d->trace);
         s->flags[n] |= TJ_S_NEED | TJ_S_OUT;
     }
     // Copies at the end, but those of memory that is overwritten later.

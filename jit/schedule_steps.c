@@ -42,11 +42,7 @@ uint32_t tj_s_buffer(struct tj_sched *s, tj_ref n) {
     s->flags[n] |= TJ_S_NEED;
     if (s->buf[n] == TJ_NOBUF) {
         const struct tj_gnode *d = TJ_NODE(s, n);
-        tj_ex e = 1;
-        for (int j = 0; j < d->rank; j++) {
-            e = tj_ex_bin(s->x, TJ_EX_MUL, e, d->dims[j]);
-        }
-        s->buf[n] = tj_s_new_buf(s, TJ_BUF_TEMP, d->dtype, 0, e, d->trace);
+        s->buf[n] = tj_s_new_buf(s, TJ_BUF_TEMP, d->dtype, 0, tj_g_elems(s->g, n), d->trace);
         if (s->status == TRACE_OK) {
             note_why(s, n, &s->bufs[s->buf[n]]);
         }
@@ -57,7 +53,7 @@ uint32_t tj_s_buffer(struct tj_sched *s, tj_ref n) {
 void tj_s_buffer_geom(struct tj_sched *s, tj_ref n, uint32_t buf, struct tj_geom *out) {
     const struct tj_gnode *d = TJ_NODE(s, n);
     *out = (struct tj_geom){.buf = buf, .dtype = d->dtype, .rank = d->rank};
-    tj_ex stride = 1;
+    tj_ex stride = tj_g_nothing(d->dims, d->rank) ? 0 : 1; // no element: the other extents may be huge
     for (int j = d->rank; j-- > 0;) {
         out->dims[j] = d->dims[j];
         out->strides[j] = d->dims[j] == 1 ? 0 : stride;

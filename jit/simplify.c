@@ -155,9 +155,24 @@ static bool grow_table(struct tj_graph *g) {
     return true;
 }
 
+// Whether a value has no element, whatever sizes a run has. What a loop carries stays the loop's.
+static bool nothing(const struct tj_graph *g, const struct tj_gnode *n) {
+    switch (n->op) {
+    case TJ_OP_UPDATE:
+    case TJ_G_REPEAT:
+    case TJ_G_RESULT:
+    case TJ_G_NOTHING: return false;
+    default: return tj_g_nothing(n->dims, n->rank) || (tj_g_view(n->op) && g->nodes[n->in[0]].op == TJ_G_NOTHING);
+    }
+}
+
 tj_ref tj_g_add(struct tj_graph *g, const struct tj_gnode *given) {
     enum { SMALL = 8 };
     struct tj_gnode n = *given;
+    if (nothing(g, given)) { // needs no operand: no index is looked at, no extent divided by
+        n = (struct tj_gnode){.op = TJ_G_NOTHING, .dtype = n.dtype, .rank = n.rank, .dims = n.dims, .trace = n.trace};
+        given = &n;
+    }
     struct tj_attr_perm perm;
     tj_ref small[SMALL], *in = small;
     if (n.nin > SMALL) {
