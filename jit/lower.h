@@ -34,18 +34,18 @@ struct tj_sched {
     struct tj_geom **alias;    // geometry in leaf memory
     bool *through;             // views that writes go through: their strides may need guards
     uint32_t *incone;          // stamp: member of the current cone
-    uint32_t *sole;            // stamp: member whose users are members too, or run later
+    uint32_t *within;          // uses by members whose users are members too, or run later; of stamp within_job
+    uint32_t *within_job;      // stamp
+    tj_ref *lineage;           // root value whose memory an UPDATE chain writes; of others: themselves
     uint32_t *seen;            // stamp: was a candidate of the current cone
     uint32_t *noinline_;       // job: not inlined in this kernel
     uint32_t job;
     uint32_t *memo; // first memo entry + 1 of the kernel being lowered
     uint32_t stamp;
-    uint32_t *leafbuf; // buffer of a leaf
-    uint32_t *leafcls; // hazard class of a leaf
-    struct {
-        uint32_t cls, time;
-    } * wtimes;
-    uint32_t nwtimes; // writes to leaf memory, by time
+    uint32_t *leafbuf;           // buffer of a leaf
+    uint32_t *leafcls;           // hazard class of a leaf
+    uint32_t *wtimes, *wtime_at; // writes to leaf memory, by time: those of class c are wtimes[wtime_at[c]] on
+    uint32_t nwtimes;
     struct tj_step *steps;
     uint32_t nsteps, capsteps; // in falling order
     struct tj_buf *bufs;
@@ -89,7 +89,6 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
 void tj_s_geom(struct tj_sched *s, tj_ref n, struct tj_geom *out); // of an operand; demands memory where needed
 // As above, but the memory of `lineage` (root of in-place writes) is in `buf`; false: not expressible.
 bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, struct tj_geom *out);
-tj_ref tj_s_lineage(const struct tj_sched *s, tj_ref n); // root value whose memory an UPDATE chain writes
 // Work of a pointwise op per element, in units of an addition: what is worth storing rather than computing again.
 uint32_t tj_op_cost(uint32_t op);
 bool tj_s_contraction(struct tj_sched *s, tj_ref c, struct tj_loop *epilogue);

@@ -92,6 +92,37 @@ static bool leaf_geom(struct tj_sched *s, tj_ref n, struct tj_geom *g) {
     return s->status == TRACE_OK;
 }
 
+// Times of the writes to leaf memory, by hazard class.
+static bool note_writes(struct tj_sched *s) {
+    struct tj_arena *a = s->g->arena;
+    uint32_t ncls = 0;
+    for (uint32_t i = 0; i < s->g->t->nleaves; i++) {
+        ncls = s->leafcls[i] >= ncls ? s->leafcls[i] + 1 : ncls;
+    }
+    s->wtimes = TJ_ARENA_NEW(a, uint32_t, s->nwtimes + 1);
+    s->wtime_at = TJ_ARENA_NEW(a, uint32_t, ncls + 2);
+    if (a->failed) {
+        return false;
+    }
+    uint32_t *at = s->wtime_at + 1; // counted one further on, so that filling leaves the starts behind
+    for (int fill = 0; fill < 2; fill++) {
+        for (uint32_t i = 0; i < s->n; i++) {
+            if (!HAS(i, TJ_S_LIVE) || TJ_NODE(s, i)->op != TJ_OP_UPDATE || !s->alias[i]) {
+                continue;
+            }
+            if (fill) {
+                s->wtimes[at[s->cls[i]]++] = i;
+            } else {
+                at[s->cls[i] + 1]++;
+            }
+        }
+        for (uint32_t i = 0; !fill && i < ncls; i++) {
+            at[i + 1] += at[i];
+        }
+    }
+    return true;
+}
+
 // Liveness, users, memory of leaves and of views of them, writes, deadlines, costs.
 static bool prepare(struct tj_sched *s) {
     struct tj_graph *g = s->g;
@@ -113,7 +144,6 @@ static bool prepare(struct tj_sched *s) {
         }
     }
     s->users = TJ_ARENA_NEW(a, uint32_t, edges + 1);
-    s->wtimes = tj_arena_alloc(a, sizeof *s->wtimes * (n + 1u));
     uint32_t *at = TJ_ARENA_NEW(a, uint32_t, n + 1);
     if (a->failed) {
         return false;
@@ -141,6 +171,7 @@ static bool prepare(struct tj_sched *s) {
         const struct tj_gnode *d = TJ_NODE(s, i);
         s->buf[i] = s->cls[i] = TJ_NOBUF;
         s->deadline[i] = TJ_NEVER;
+        s->lineage[i] = d->op == TJ_OP_UPDATE ? s->lineage[d->in[0]] : i;
         if (!HAS(i, TJ_S_LIVE)) {
             continue;
         }
@@ -155,8 +186,7 @@ static bool prepare(struct tj_sched *s) {
         } else if (d->op == TJ_OP_UPDATE && s->alias[d->in[0]]) {
             s->alias[i] = s->alias[d->in[0]];
             s->cls[i] = s->cls[d->in[0]];
-            s->wtimes[s->nwtimes].cls = s->cls[i];
-            s->wtimes[s->nwtimes++].time = i;
+            s->nwtimes++;
         } else if (tj_g_view(d->op) && s->alias[d->in[0]]) {
             struct tj_geom v;
             if (tj_s_view_geom(s, s->alias[d->in[0]], i, &v)) {
@@ -168,6 +198,9 @@ static bool prepare(struct tj_sched *s) {
                 s->cls[i] = s->cls[d->in[0]];
             }
         }
+    }
+    if (!note_writes(s)) {
+        return false;
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct tj_gnode *d = TJ_NODE(s, i);
@@ -235,22 +268,43 @@ static tj_ref pop(struct tj_sched *s) {
     return top;
 }
 
-// Whether the users of n are all in the cone and only there; *later: the others all run after time t. (A member that
-// was taken in though it has other users may be computed again elsewhere, earlier: it is not `sole`.) A root stored at
-// the place of a user (time t) counts that user as inside, if it uses the root once.
-static bool users_inside(const struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool *later) {
-    bool inside = true, once = false;
-    *later = true;
-    for (uint32_t i = s->user_at[n]; i < s->user_at[n + 1]; i++) {
-        tj_ref u = s->users[i];
-        if (n == v && u == t && !once) {
-            once = true;
-        } else if (s->sole[u] != s->stamp || u == s->epi) { // the contraction of an epilogue reads memory
-            inside = false;
-            *later = *later && u > t;
+// Users of n at times up to t.
+static uint32_t users_until(const struct tj_sched *s, tj_ref n, uint32_t t) {
+    uint32_t low = s->user_at[n], high = s->user_at[n + 1];
+    while (low < high) { // they ascend
+        uint32_t mid = low + (high - low) / 2;
+        if (s->users[mid] <= t) {
+            low = mid + 1;
+        } else {
+            high = mid;
         }
     }
-    return inside;
+    return low - s->user_at[n];
+}
+
+// Whether the users of n are all in the cone and only there; *later: the others all run after time t. (A member that
+// was taken in though it has other users may be computed again elsewhere, earlier: it is not `sole`.) A root stored at
+// the place of a user (time t) counts that user as inside, if it uses the root once. Members don't run after t, so it
+// takes no look at each user to tell.
+static bool users_inside(const struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool *later) {
+    uint32_t until = users_until(s, n, t), in = s->within_job[n] == s->stamp ? s->within[n] : 0;
+    if (n == v && until && s->users[s->user_at[n] + until - 1] == t) {
+        in++;
+    }
+    *later = in == until;
+    return *later && until == s->user_at[n + 1] - s->user_at[n];
+}
+
+// Member u uses its operands in the cone and nowhere else.
+static void count_uses(struct tj_sched *s, tj_ref u) {
+    const struct tj_gnode *d = TJ_NODE(s, u);
+    for (uint32_t i = 0; i < d->nin; i++) {
+        if (s->within_job[d->in[i]] != s->stamp) {
+            s->within_job[d->in[i]] = s->stamp;
+            s->within[d->in[i]] = 0;
+        }
+        s->within[d->in[i]]++;
+    }
 }
 
 static uint32_t reduced_extents(const struct tj_sched *s, tj_ref n, tj_ex *ext) {
@@ -391,12 +445,12 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
         }
         bool later;
         s->incone[n] = s->stamp;
-        if ((n == v && t == n) || users_inside(s, n, v, t, &later) || later) {
-            s->sole[n] = s->stamp;
-        }
-        if (n == s->epi) {
+        if (n == s->epi) { // it reads memory
             inputs++;
             continue;
+        }
+        if ((n == v && t == n) || users_inside(s, n, v, t, &later) || later) {
+            count_uses(s, n);
         }
         if (!tj_grow((void **)&s->members, &s->capmembers, s->nmembers + 1, sizeof *s->members)) {
             (void)tj_s_memory(s);
@@ -721,7 +775,7 @@ static bool update(struct tj_sched *s, tj_ref u) {
             s->buf[mem] = b;
             s->flags[mem] |= whole ? 0 : TJ_S_NEED;
         }
-        if (!tj_s_geom_in(s, view, tj_s_lineage(s, mem), b, &dst)) {
+        if (!tj_s_geom_in(s, view, s->lineage[mem], b, &dst)) {
             return fail(s, u, "view of written memory has no strides");
         }
     } else if (s->alias[view]) {
@@ -807,6 +861,7 @@ static bool root(struct tj_sched *s, tj_ref n) {
 struct extra {
     tj_ref node;
     uint32_t out;
+    uint32_t next; // of the same node, index + 1
 };
 static bool copy_out(struct tj_sched *s, const struct extra *e, uint32_t time) {
     struct tj_geom g;
@@ -827,19 +882,27 @@ static bool schedule(struct tj_sched *s) {
         tj_ref n = g->outs[i];
         const struct tj_gnode *d = TJ_NODE(s, n);
         if (s->alias[n] || s->buf[n] != TJ_NOBUF) {
-            extra[nextra++] = (struct extra){n, i};
+            extra[nextra++] = (struct extra){n, i, 0};
             continue;
         }
         s->buf[n] = tj_s_new_buf(s, TJ_BUF_OUT, d->dtype, i, tj_g_elems(g, n), d->trace);
         s->flags[n] |= TJ_S_NEED | TJ_S_OUT;
     }
-    // Copies at the end, but those of memory that is overwritten later.
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < nextra; i++) {
+    // Copies at the end, but those of memory that is overwritten later: chains by node, in rising order.
+    uint32_t *kept = TJ_ARENA_NEW(g->arena, uint32_t, nextra ? s->n : 1);
+    if (!kept) {
+        return false;
+    }
+    for (uint32_t i = nextra; i-- > 0;) {
         tj_ref n = extra[i].node;
         if (s->alias[n] && tj_s_next_write(s, s->cls[n], n) != TJ_NEVER) {
-            extra[kept++] = extra[i];
-        } else if (!copy_out(s, &extra[i], TJ_NEVER - 1)) {
+            extra[i].next = kept[n];
+            kept[n] = i + 1;
+            extra[i].node = TJ_NIL;
+        }
+    }
+    for (uint32_t i = 0; i < nextra; i++) {
+        if (extra[i].node != TJ_NIL && !copy_out(s, &extra[i], TJ_NEVER - 1)) {
             return false;
         }
     }
@@ -847,8 +910,9 @@ static bool schedule(struct tj_sched *s) {
         if (!HAS(n, TJ_S_LIVE)) {
             continue;
         }
-        for (uint32_t i = 0; i < kept; i++) {
-            if (extra[i].node == n && !copy_out(s, &extra[i], n)) {
+        for (uint32_t i = nextra ? kept[n] : 0; i; i = extra[i - 1].next) {
+            extra[i - 1].node = n;
+            if (!copy_out(s, &extra[i - 1], n)) {
                 return false;
             }
         }
@@ -967,9 +1031,11 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     s->dupcost = TJ_ARENA_NEW(a, uint16_t, n);
     s->alias = TJ_ARENA_NEW(a, struct tj_geom *, n);
     s->through = TJ_ARENA_NEW(a, bool, n);
+    s->lineage = TJ_ARENA_NEW(a, tj_ref, n);
     s->incone = TJ_ARENA_NEW(a, uint32_t, n);
     s->seen = TJ_ARENA_NEW(a, uint32_t, n);
-    s->sole = TJ_ARENA_NEW(a, uint32_t, n);
+    s->within = TJ_ARENA_NEW(a, uint32_t, n);
+    s->within_job = TJ_ARENA_NEW(a, uint32_t, n);
     s->noinline_ = TJ_ARENA_NEW(a, uint32_t, n);
     s->memo = TJ_ARENA_NEW(a, uint32_t, n);
     s->why = TJ_ARENA_NEW(a, uint8_t, n);

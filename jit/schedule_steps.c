@@ -67,19 +67,16 @@ uint32_t tj_s_buf_class(const struct tj_sched *s, uint32_t buf) {
 }
 
 uint32_t tj_s_next_write(const struct tj_sched *s, uint32_t cls, uint32_t after) {
-    for (uint32_t i = 0; i < s->nwtimes; i++) { // ascending times; writes are few
-        if (s->wtimes[i].cls == cls && s->wtimes[i].time > after) {
-            return s->wtimes[i].time;
+    uint32_t low = s->wtime_at[cls], high = s->wtime_at[cls + 1], end = high;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (s->wtimes[mid] <= after) {
+            low = mid + 1;
+        } else {
+            high = mid;
         }
     }
-    return TJ_NEVER;
-}
-
-tj_ref tj_s_lineage(const struct tj_sched *s, tj_ref n) {
-    while (TJ_NODE(s, n)->op == TJ_OP_UPDATE) {
-        n = TJ_NODE(s, n)->in[0];
-    }
-    return n;
+    return low < end ? s->wtimes[low] : TJ_NEVER;
 }
 
 void tj_s_scalar(const struct tj_sched *s, tj_ref n, struct tj_scalar_arg *out) {
@@ -268,7 +265,7 @@ bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, st
     tj_ref chain[CHAIN], base;
     uint32_t nchain;
     base = descend(s, n, lineage, chain, &nchain);
-    if (tj_s_lineage(s, base) != lineage) {
+    if (s->lineage[base] != lineage) {
         return false;
     }
     tj_s_buffer_geom(s, lineage, buf, out);
