@@ -54,9 +54,12 @@ int32_t tj_call(const char *literal) {
     return d == (int32_t)d ? (int32_t)d : 0;
 }
 
+const char *tj_call_of(struct tj_loc loc, const char *otherwise) {
+    return loc.call ? (const char *)((uintptr_t)anchor + (uintptr_t)(int64_t)loc.call) : otherwise;
+}
+
 const char *tj_call_name(const struct tj_trace *t, tj_ref n) {
-    int32_t call = t->locs[n].call;
-    return call ? (const char *)((uintptr_t)anchor + (uintptr_t)(int64_t)call) : tj_ops[t->nodes[n].op].name;
+    return tj_call_of(t->locs[n], tj_ops[t->nodes[n].op].name);
 }
 
 void tj_trace_init(struct tj_trace *t) { memset(t, 0, sizeof *t); }

@@ -109,6 +109,7 @@ struct tj_loc {
 #define TJ_LOC(file, line) ((struct tj_loc){(file), (line), 0})
 // Names of calls are literals of the library: kept as distances, since a place is written for each op.
 int32_t tj_call(const char *literal);
+const char *tj_call_of(struct tj_loc loc, const char *otherwise);
 
 // Layout of a leaf: two bits a dim (dim 0 in the low bits), extents of 1 count as packed.
 enum { TJ_LAY_PACKED, TJ_LAY_BROADCAST, TJ_LAY_UNIT, TJ_LAY_STRIDED };

@@ -49,7 +49,7 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
     struct tj_attr_leaf attr = {i};
     tj_ref n = TJ_NIL;
     if (!ok) {
-        tj_op_fail(TRACE_ERR_MEMORY, "leaf", loc, "out of memory while recording");
+        tj_op_fail(TRACE_ERR_MEMORY, tj_call_of(loc, "leaf"), loc, "out of memory while recording");
     } else {
         n = tj_append_value(run, TJ_OP_LEAF, (tj_dtype)like->dtype, shape, NULL, 0, &attr, 1, loc, TJ_NIL);
     }
@@ -129,7 +129,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
         rec = run->rec = tj_calloc(1, sizeof *rec);
     }
     if (!rec || (rec->nleafslots * 2 >= rec->leaftabsize && !leaftab_grow(run, rec))) {
-        tj_op_fail(TRACE_ERR_MEMORY, "leaf", loc, "out of memory while recording");
+        tj_op_fail(TRACE_ERR_MEMORY, tj_call_of(loc, "leaf"), loc, "out of memory while recording");
         return TJ_NIL;
     }
     uint32_t mask = rec->leaftabsize - 1;
@@ -150,7 +150,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
     }
     struct tj_storage *st = tj_tensor_storage(t);
     if (!st) {
-        tj_op_fail(TRACE_ERR_STATE, "leaf", loc, "the tensor has no content before its run ends");
+        tj_op_fail(TRACE_ERR_STATE, tj_call_of(loc, "leaf"), loc, "the tensor has no content before its run ends");
         return TJ_NIL;
     }
     tj_reader_enter(st);
@@ -168,7 +168,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
         tj_ref m = rec->leafnodes[i];
         if (m != n && !run->values[m].rebased && run->values[m].state != TJ_V_DEAD &&
             (run->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN) && tj_tensors_overlap(snap, run->trace.leaves[i].tensor) &&
-            join(run, m, n, false, "leaf", loc) == TJ_NIL) {
+            join(run, m, n, false, tj_call_of(loc, "leaf"), loc) == TJ_NIL) {
             return TJ_NIL;
         }
     }
