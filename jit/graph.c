@@ -717,6 +717,40 @@ static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_
     return bin(g, r, TJ_OP_DIV, acc, cast(g, r, count, d));
 }
 
+// An operand before it was widened from 16 bits, which contractions do as they read: x of cast(x), view(x) of
+// view(cast(x)). Memory that is written stays behind the cast, which reads it where it stands.
+static tj_ref narrow(struct tj_graph *g, tj_ref n, int depth) {
+    struct tj_gnode d = *NODE(n);
+    if (!g->simplify || d.dtype != TRACE_F32 || depth > 8) {
+        return n;
+    }
+    if (d.op == TJ_OP_CAST) {
+        tj_ref x = d.in[0], base = x;
+        while (tj_g_view(NODE(base)->op)) {
+            base = NODE(base)->in[0];
+        }
+        bool kept = g->mutates && (NODE(base)->op == TJ_OP_LEAF || NODE(base)->op == TJ_OP_UPDATE);
+        if (kept && NODE(base)->op == TJ_OP_LEAF) {
+            const struct tj_attr_leaf *leaf = NODE(base)->attr;
+            const struct tj_leaf_key *k = &g->t->leafkeys[leaf->index];
+            kept = (k->flags & TJ_LEAF_WRITTEN) || k->group;
+        }
+        return tj_is_half(NODE(x)->dtype) && !kept ? x : n;
+    }
+    if (!tj_g_view(d.op) || d.nin > 4) {
+        return n;
+    }
+    tj_ref in[4], x = narrow(g, d.in[0], depth + 1);
+    if (x == d.in[0] || g->failed) {
+        return n;
+    }
+    memcpy(in, d.in, d.nin * sizeof *in);
+    in[0] = x;
+    d.in = in;
+    d.dtype = NODE(x)->dtype;
+    return tj_g_add(g, &d);
+}
+
 static tj_ref contraction(struct tj_graph *g, tj_ref r, const tj_ref *in, const tj_ex *dims) {
     const struct tj_node *n = &g->t->nodes[r];
     size_t rank = tj_shape_rank(g->t, n->shape);
@@ -731,7 +765,10 @@ static tj_ref contraction(struct tj_graph *g, tj_ref r, const tj_ref *in, const 
     }
     tj_ref args[5];
     for (uint32_t i = 0; i < n->nin; i++) {
-        args[i] = NODE(in[i])->dtype == TRACE_BOOL ? in[i] : cast(g, r, in[i], c);
+        bool mask = n->op == TJ_OP_SDPA && i == 3; // is read as bool or as the scores are
+        args[i] = mask             ? NODE(in[i])->dtype == TRACE_BOOL ? in[i] : cast(g, r, in[i], c)
+                              : c != TRACE_F32 ? in[i]
+                                   : narrow(g, in[i], 0);
     }
     // Scalars stand for absent operands and for SDPA's scale; casts of scalars would hide the parameter.
     for (uint32_t i = 0; i < n->nin; i++) {

@@ -4,7 +4,7 @@
 //
 //   graph.c     trace -> graph. Nodes in program order, extents as expressions; composite ops are taken apart into
 //               pointwise, reduce and view nodes (softmax, norms, mean, var, pooling in windows of taps), 16-bit
-//               contractions get casts around them. Every node goes through tj_g_add of
+//               contractions give f32 and are followed by a cast. Every node goes through tj_g_add of
 //   simplify.c  which rewrites it (exact algebra, view composition) and finds an equal earlier one (CSE); what nothing
 //               reaches is never made, as the trace is marked from outs and writes first.
 //   schedule.c  walks the graph backward. A value gets memory only when something demands it: an output, a write, an

@@ -9,13 +9,15 @@
 #include "../lib/perf.h"
 #include "kernel.h"
 
-#define TJ_MODULE_ABI 3
+#define TJ_MODULE_ABI 4
 // One thing to compile. The batch of a plan goes into one LLVM module.
 enum tj_unit_kind { TJ_UNIT_LOOP, TJ_UNIT_GEMM };
 // f32/f64 micro-kernel: C[m, n] (+)= sum over k of A[m*lda + k*ska] * B[k*nr + n], one fma chain over ascending k an
-// element. B is packed in panels of nr columns. See kernels/gemm.h for the tile contract.
+// element. B is packed in panels of nr columns, in f16 or bf16 where b says so. See kernels/gemm.h for the tile
+// contract.
 struct tj_gemm_tile {
     uint8_t dtype;    // TRACE_F32, TRACE_F64
+    uint8_t b;        // of B: dtype; with F32 also TRACE_F16, TRACE_BF16
     uint8_t mr, nv;   // rows; vectors of the level's width a row (nr = nv * width)
     uint8_t a_packed; // A comes in panels of mr rows (A[k*mr + m]) instead of rows lda apart
     uint8_t flags;    // kernels/gemm.h's

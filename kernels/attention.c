@@ -29,7 +29,8 @@ struct attention {
     int64_t block, blocks;  // query rows of an item
     int64_t lds;            // elements of a scratch row of scores
     bool copy_q;
-    bool few; // no packing: dot products and weighted sums
+    int qsize, ksize, vsize; // bytes of an element as it comes; f16 and bf16 are widened as they are read
+    bool few;                // no packing: dot products and weighted sums
     int slots;
     size_t at_k, at_v, at_s, at_q, at_z;
     int64_t sbytes, qbytes, zbytes; // scratch of a slot: scores, queries, a piece of a panel of values
@@ -69,7 +70,10 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
     p->kpanels = ceil_div(p->s, nr);
     p->vpanels = ceil_div(p->ev, nr);
     p->lds = p->kpanels * nr;
-    p->copy_q = a->a.strides[a->a.rank - 1] != 1 && p->e > 1;
+    p->qsize = (int)tj_elem_bytes((tj_dtype)a->a.dtype);
+    p->ksize = (int)tj_elem_bytes((tj_dtype)a->b.dtype);
+    p->vsize = (int)tj_elem_bytes((tj_dtype)a->c.dtype);
+    p->copy_q = (a->a.strides[a->a.rank - 1] != 1 && p->e > 1) || p->qsize != c->size;
     p->slots = tj_slots(a, (double)p->heads * (double)p->l * (double)p->s * (double)(p->e + p->ev + 16));
     const int high = c->tiles[0].mr;
     int64_t fit = (int64_t)c->l2 / 2 / size / (p->lds > 0 ? p->lds : 1);
@@ -99,18 +103,27 @@ bool tj_attention_workspace(const struct tj_contract *c, const struct tj_contrac
     return plan(&p, c, a, bytes);
 }
 
+// Panels of one head: k x n elements from b on.
+static void pack_head(const struct tj_contract *c, unsigned char *dst, const unsigned char *b, uint8_t dtype, int64_t k,
+                      int64_t n, int64_t sk, int64_t sn) {
+    if (tj_is_half(dtype)) {
+        tj_pack_panels_wide((float *)(void *)dst, b, k, n, sk, sn, c->nr, dtype, c->wide);
+    } else {
+        tj_pack_panels(dst, b, k, n, sk, sn, c->nr, c->size, 0, ceil_div(n, c->nr));
+    }
+}
+
 static void pack_item(void *ctx, int slot, int64_t item) {
     const struct attention *p = ctx;
-    const struct tj_contract *c = p->c;
     const int r = p->batch_dims + 2;
     (void)slot;
     if (item < p->kheads) {
-        tj_pack_panels(p->a->workspace + p->at_k + item * p->kbytes, p->k.p + tj_view_at(&p->k, r - 2, item, c->size),
-                       p->e, p->s, p->k.strides[r - 1], p->k.strides[r - 2], c->nr, c->size, 0, p->kpanels);
+        pack_head(p->c, p->a->workspace + p->at_k + item * p->kbytes, p->k.p + tj_view_at(&p->k, r - 2, item, p->ksize),
+                  p->k.dtype, p->e, p->s, p->k.strides[r - 1], p->k.strides[r - 2]);
     } else {
         item -= p->kheads;
-        tj_pack_panels(p->a->workspace + p->at_v + item * p->vbytes, p->v.p + tj_view_at(&p->v, r - 2, item, c->size),
-                       p->s, p->ev, p->v.strides[r - 2], p->v.strides[r - 1], c->nr, c->size, 0, p->vpanels);
+        pack_head(p->c, p->a->workspace + p->at_v + item * p->vbytes, p->v.p + tj_view_at(&p->v, r - 2, item, p->vsize),
+                  p->v.dtype, p->s, p->ev, p->v.strides[r - 2], p->v.strides[r - 1]);
     }
 }
 
@@ -243,24 +256,24 @@ static void attention_item(void *ctx, int slot, int64_t item) {
     const int64_t ldo = a->out.strides[r - 2] * size, lds = p->lds * size;
 
     struct tj_view qv = lead(&a->a, r);
-    const unsigned char *q = qv.p + i0 * qv.strides[r - 2] * size;
-    int64_t ldq = qv.strides[r - 2] * size, rest = head;
+    const unsigned char *q = qv.p + i0 * qv.strides[r - 2] * p->qsize;
+    int64_t ldq = qv.strides[r - 2] * p->qsize, rest = head;
     for (int d = r - 3; d >= 0; d--) {
-        q += rest % a->out.dims[d] * qv.strides[d] * size;
+        q += rest % a->out.dims[d] * qv.strides[d] * p->qsize;
         rest /= a->out.dims[d];
     }
     if (p->copy_q) {
         unsigned char *copy = a->workspace + p->at_q + slot * p->qbytes;
-        tj_pack_rows(copy, q, rows, p->e, qv.strides[r - 2], qv.strides[r - 1], size);
+        tj_pack_rows(copy, q, rows, p->e, qv.strides[r - 2], qv.strides[r - 1], qv.dtype, c->wide);
         q = copy;
         ldq = p->e * size;
     }
     const int64_t kh = other_head(p, &p->k, head), vh = other_head(p, &p->v, head);
     if (p->few) {
-        const float *k = (const float *)(const void *)(p->k.p + tj_view_at(&p->k, r - 2, kh, size));
+        const unsigned char *k = p->k.p + tj_view_at(&p->k, r - 2, kh, p->ksize);
         for (int64_t i = 0; i < rows; i++) {
-            tj_dots_f32((float *)(void *)(scores + i * lds), (const float *)(const void *)(q + i * ldq), k,
-                        p->k.strides[r - 2], s, p->e, c->wide);
+            tj_dots((float *)(void *)(scores + i * lds), (const float *)(const void *)(q + i * ldq), k,
+                    p->k.strides[r - 2], s, p->e, p->k.dtype, c->wide);
         }
     } else {
         product(c, q, ldq, a->workspace + p->at_k + kh * p->kbytes, p->e, scores, lds, rows, s, p->e);
@@ -298,10 +311,10 @@ static void attention_item(void *ctx, int slot, int64_t item) {
         hide(c, x, n, s);
     }
     if (p->few) {
-        const float *v = (const float *)(const void *)(p->v.p + tj_view_at(&p->v, r - 2, vh, size));
+        const unsigned char *v = p->v.p + tj_view_at(&p->v, r - 2, vh, p->vsize);
         for (int64_t i = 0; i < rows; i++) {
-            tj_mix_f32((float *)(void *)(out + i * ldo), (const float *)(const void *)(scores + i * lds), v,
-                       p->v.strides[r - 2], s, p->ev, c->wide);
+            tj_mix((float *)(void *)(out + i * ldo), (const float *)(const void *)(scores + i * lds), v,
+                   p->v.strides[r - 2], s, p->ev, p->v.dtype, c->wide);
         }
     } else {
         const unsigned char *v = a->workspace + p->at_v + vh * p->vbytes;

@@ -10,8 +10,8 @@ typedef double f64x2 __attribute__((vector_size(16), aligned(8), may_alias));
 // ---- choice of tiles ----------------------------------------------------------------------------------------------
 
 static void add_tile(struct tj_contract *c, int mr, int nv, int flags) {
-    c->tiles[c->ntiles++] =
-        (struct tj_gemm_tile){.dtype = c->dtype, .mr = (uint8_t)mr, .nv = (uint8_t)nv, .flags = (uint8_t)flags};
+    c->tiles[c->ntiles++] = (struct tj_gemm_tile){
+        .dtype = c->dtype, .b = c->bdtype, .mr = (uint8_t)mr, .nv = (uint8_t)nv, .flags = (uint8_t)flags};
     c->nr = nv * c->width;
 }
 
@@ -81,6 +81,11 @@ static bool choose(struct tj_contract *c, const struct tj_step *st, const struct
     if (c->dtype != TRACE_F32 && c->dtype != TRACE_F64) {
         return false; // integers are lowered to loops
     }
+    if (st->kind == TJ_STEP_MATMUL &&
+        tj_is_half(st->b.dtype)) { // tiles widen; what else has 16 bits is widened for them
+        c->bdtype = st->b.dtype;
+        c->bsize = 2;
+    }
     c->width = tj_gemm_width(level, c->dtype);
     const int r = st->out.rank;
     if (st->kind == TJ_STEP_MATMUL && r >= 2) {
@@ -100,7 +105,7 @@ static bool choose(struct tj_contract *c, const struct tj_step *st, const struct
     }
     // A piece of a panel stays in the first two caches while the tiles of a block of rows pass over it.
     c->kchunk = TJ_KBLOCK;
-    while (c->tiles[0].mr > 2 && c->kchunk > 128 && c->kchunk * c->nr * c->size > 48 * 1024) {
+    while (c->tiles[0].mr > 2 && c->kchunk > 128 && c->kchunk * c->nr * c->bsize > 48 * 1024) {
         c->kchunk /= 2;
     }
     return true;
@@ -117,6 +122,8 @@ tj_status tj_contract_create(const struct tj_step *st, const struct tj_exprs *x,
     c->dtype = st->out.dtype;
     c->rank = st->out.rank;
     c->size = (int)tj_elem_bytes(c->dtype);
+    c->bdtype = c->dtype;
+    c->bsize = c->size;
     c->has_bias = st->has_bias;
     c->causal = st->causal;
     c->gqa = st->gqa;
@@ -152,7 +159,9 @@ void tj_contract_bind(struct tj_contract *c, size_t i, const void *code) {
 // ---- dispatch -------------------------------------------------------------------------------------------------------
 
 size_t tj_contract_pack_bytes(const struct tj_contract *c, const struct tj_view *w) {
-    return c->kind == TJ_STEP_MATMUL ? tj_matmul_pack_bytes(c, w) : 0; // a convolution reads its weights as they are
+    return c->kind == TJ_STEP_MATMUL   ? tj_matmul_pack_bytes(c, w)
+           : c->kind == TJ_STEP_CONV2D ? tj_conv2d_pack_bytes(c, w)
+                                       : 0;
 }
 
 uint64_t tj_contract_pack_layout(const struct tj_contract *c, const struct tj_view *w) {
@@ -162,6 +171,8 @@ uint64_t tj_contract_pack_layout(const struct tj_contract *c, const struct tj_vi
 void tj_contract_pack(const struct tj_contract *c, const struct tj_view *w, void *dst) {
     if (c->kind == TJ_STEP_MATMUL) {
         tj_matmul_pack(c, w, dst);
+    } else if (c->kind == TJ_STEP_CONV2D) {
+        tj_conv2d_pack(c, w, dst);
     }
 }
 
@@ -392,7 +403,7 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
 #define ADD_ROWS(type, vec, lanes)                                                                                     \
     for (int64_t m = 0; m < rows; m++) {                                                                               \
         type *y = (type *)(out + m * ldc);                                                                             \
-        const type *v = (const type *)bias;                                                                            \
+        const type *v = (const type *)b;                                                                               \
         int64_t n = 0;                                                                                                 \
         for (; sbias == 1 && n + (lanes) <= cols; n += (lanes)) {                                                      \
             *(vec *)(y + n) += *(const vec *)(v + n);                                                                  \
@@ -402,18 +413,40 @@ void tj_block_run(const struct tj_contract *c, const struct tj_block *b) {
         }                                                                                                              \
     }
 
-void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t cols,
-                 const unsigned char *bias, int64_t sbias) {
+static void add_piece(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t cols,
+                      const unsigned char *b, int64_t sbias) {
     switch (c->dtype) {
     case TRACE_F32: ADD_ROWS(float, f32x4, 4) break;
     default: ADD_ROWS(double, f64x2, 2) break;
     }
 }
 
-void tj_add_one(const struct tj_contract *c, unsigned char *out, int64_t n, const unsigned char *value) {
+void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t j0, int64_t j1,
+                 const struct tj_view *bias) {
+    const int64_t s = bias->strides[0];
+    if (!tj_is_half(bias->dtype)) {
+        add_piece(c, out, ldc, rows, j1 - j0, bias->p + j0 * s * c->size, s);
+        return;
+    }
+    enum { PIECE = 512 };
+    float wide[PIECE];
+    for (int64_t j = j0; j < j1; j += PIECE) {
+        int64_t n = j1 - j < PIECE ? j1 - j : PIECE;
+        tj_pack_rows((unsigned char *)wide, bias->p + j * s * 2, 1, n, 0, s, bias->dtype, c->wide);
+        add_piece(c, out + (j - j0) * c->size, ldc, rows, n, (const unsigned char *)wide, 1);
+    }
+}
+
+void tj_add_one(const struct tj_contract *c, unsigned char *out, int64_t n, const struct tj_view *bias, int64_t at) {
+    const unsigned char *value = bias->p + at * bias->strides[0] * (int64_t)tj_elem_bytes((tj_dtype)bias->dtype);
     int64_t i = 0;
     if (c->dtype == TRACE_F32) {
-        float *y = (float *)out, v = *(const float *)value;
+        float *y = (float *)out, v;
+        if (tj_is_half(bias->dtype)) {
+            tj_widen(&v, value, 1, bias->dtype, c->wide);
+        } else {
+            v = *(const float *)value;
+        }
         for (; i + 4 <= n; i += 4) {
             *(f32x4 *)(y + i) += (f32x4){v, v, v, v};
         }

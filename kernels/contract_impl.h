@@ -11,9 +11,11 @@
 struct tj_contract {
     uint8_t kind, dtype, rank; // enum tj_step_kind; operands; rank of the result
     bool has_bias, causal, gqa, has_mask;
-    bool wide;     // the processor has AVX2: C code of that level may run
-    int width, nr; // elements of a vector; columns of a tile
-    int size;      // bytes of an element
+    bool wide;      // the processor has AVX2: C code of that level may run
+    int width, nr;  // elements of a vector; columns of a tile
+    int size;       // bytes of an element
+    uint8_t bdtype; // MATMUL: of b and its panels; else dtype
+    int bsize;
     int threads;
     int64_t kchunk; // steps of k a pass over a block of rows does: panel pieces stay in the caches
     uint32_t ntiles;
@@ -58,9 +60,14 @@ int tj_tile_height(const struct tj_contract *c, int64_t left,
 // Panels [p0, p1) of a K x N operand: panel p has B(k, p*nr + j) at dst[(p*K + k)*nr + j], zeros beyond N.
 void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
                     int size, int64_t p0, int64_t p1);
-// rows x k elements with any strides to rows of k, row-major.
+// Like it, from f16 or bf16 to f32 panels.
+void tj_pack_panels_wide(float *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
+                         uint8_t dtype, bool wide);
+// rows x k elements with any strides to rows of k, row-major; f16 and bf16 become f32.
 void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
-                  int size);
+                  uint8_t dtype, bool wide);
+// n values of f16 or bf16 as f32. wide: the processor has AVX2.
+void tj_widen(float *dst, const void *src, int64_t n, uint8_t dtype, bool wide);
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
@@ -72,11 +79,11 @@ int64_t tj_view_count(const struct tj_view *v, int n);
 // Grows a workspace by `bytes`, TJ_ALIGN-aligned; *at: where they start. False: overflow.
 bool tj_space(size_t *total, int64_t n, int64_t each, size_t *at);
 
-// c[j] += bias over columns [j0, j1) of `rows` rows. bias has a stride in elements.
-void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t cols,
-                 const unsigned char *bias, int64_t sbias);
-// Adds one value to n consecutive elements.
-void tj_add_one(const struct tj_contract *c, unsigned char *out, int64_t n, const unsigned char *value);
+// c[j] += bias over columns [j0, j1) of `rows` rows, from element j0 of the bias, a vector.
+void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t j0, int64_t j1,
+                 const struct tj_view *bias);
+// Adds element i of the bias to n consecutive elements.
+void tj_add_one(const struct tj_contract *c, unsigned char *out, int64_t n, const struct tj_view *bias, int64_t i);
 
 // ---- the kinds ------------------------------------------------------------------------------------------------------
 
@@ -84,6 +91,8 @@ bool tj_matmul_workspace(const struct tj_contract *c, const struct tj_contract_a
 void tj_matmul_run(const struct tj_contract *c, const struct tj_contract_args *a);
 size_t tj_matmul_pack_bytes(const struct tj_contract *c, const struct tj_view *w);
 void tj_matmul_pack(const struct tj_contract *c, const struct tj_view *w, void *dst);
+size_t tj_conv2d_pack_bytes(const struct tj_contract *c, const struct tj_view *w);
+void tj_conv2d_pack(const struct tj_contract *c, const struct tj_view *w, void *dst);
 bool tj_conv2d_workspace(const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes);
 void tj_conv2d_run(const struct tj_contract *c, const struct tj_contract_args *a);
 bool tj_attention_workspace(const struct tj_contract *c, const struct tj_contract_args *a, size_t *bytes);
@@ -119,7 +128,7 @@ struct tj_softmax_row {
 };
 float tj_softmax_f32(const struct tj_softmax_row *r, bool wide); // sum; 0: everything is hidden
 // x[j] = q . k_j for j < n, rows of k ldk elements apart; y = sum of p[j] * v_j of keys seen. Dense vectors of e, ev
-// elements.
-void tj_dots_f32(float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e, bool wide);
-void tj_mix_f32(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev, bool wide);
+// elements; k and v of f32, f16 or bf16, widened as they are read.
+void tj_dots(float *x, const float *q, const void *k, int64_t ldk, int64_t n, int64_t e, uint8_t dtype, bool wide);
+void tj_mix(float *y, const float *p, const void *v, int64_t ldv, int64_t n, int64_t ev, uint8_t dtype, bool wide);
 #endif

@@ -7,7 +7,9 @@
 //
 // Pixels count over rows of that buffer (width wq >= ow), so pixel n of tap k is at plane + offsets[k] + n for all n at
 // once; the few lanes between ow and wq are computed and dropped. Weights are read as they are: row o is the tile's A
-// row in (c, kh, kw) order. With stride 1 and no padding the image itself serves as the buffer.
+// row in (c, kh, kw) order. With stride 1 and no padding the image itself serves as the buffer. Images of f16 and bf16
+// are widened on the way into the buffer; weights of these into rows of f32, which are kept where the weights are
+// stable.
 #include "contract_impl.h"
 
 struct conv {
@@ -72,8 +74,8 @@ static bool plan(struct conv *p, const struct tj_contract *c, const struct tj_co
                        .dh = t->dilation[0],
                        .dw = t->dilation[1]};
     bool ok = tj_size_mul(p->ci * p->kh, p->kw, &p->k);
-    p->direct = p->sh == 1 && p->sw == 1 && p->ph == 0 && p->pw == 0 && (x->strides[3] == 1 || p->w == 1) &&
-                (x->strides[2] == p->w || p->h == 1);
+    p->direct = x->dtype == c->dtype && p->sh == 1 && p->sw == 1 && p->ph == 0 && p->pw == 0 &&
+                (x->strides[3] == 1 || p->w == 1) && (x->strides[2] == p->w || p->h == 1);
     if (p->direct) {
         p->hq = p->h;
         p->wq = p->w;
@@ -119,8 +121,9 @@ static bool plan(struct conv *p, const struct tj_contract *c, const struct tj_co
     p->y_blocks = ceil_div(p->oh, p->y_block);
 
     const struct tj_view *v = w;
-    p->copy_w = !((v->strides[3] == 1 || p->kw == 1) && (v->strides[2] == p->kw || p->kh == 1) &&
-                  (v->strides[1] == p->kh * p->kw || p->ci == 1));
+    p->copy_w = !a->packed && (v->dtype != c->dtype ||
+                               !((v->strides[3] == 1 || p->kw == 1) && (v->strides[2] == p->kw || p->kh == 1) &&
+                                 (v->strides[1] == p->kh * p->kw || p->ci == 1)));
     if (p->copy_w && (!tj_size_mul(w->dims[0], p->k, &all) || !tj_space(bytes, all, c->size, &p->at_w))) {
         return false;
     }
@@ -168,21 +171,46 @@ static void phase_row(const struct conv *p, unsigned char *dst, const unsigned c
     }
 }
 
+// The same from 16 bits to f32.
+static void phase_row_wide(const struct conv *p, float *dst, const unsigned char *src, int64_t sx, int64_t px) {
+    const uint8_t dtype = p->a->a.dtype;
+    if (p->sw == 1 && sx == 1) {
+        int64_t left = p->pw < p->wq ? p->pw : p->wq, mid = p->wq - left < p->w ? p->wq - left : p->w;
+        memset(dst, 0, (size_t)left * sizeof *dst);
+        tj_widen(dst + left, src, mid, dtype, p->c->wide);
+        memset(dst + left + mid, 0, (size_t)(p->wq - left - mid) * sizeof *dst);
+        return;
+    }
+    enum { PIECE = 256 };
+    uint16_t piece[PIECE];
+    for (int64_t q0 = 0; q0 < p->wq; q0 += PIECE) {
+        int64_t n = p->wq - q0 < PIECE ? p->wq - q0 : PIECE;
+        for (int64_t q = 0; q < n; q++) {
+            int64_t x = (q0 + q) * p->sw + px - p->pw;
+            piece[q] = x >= 0 && x < p->w ? ((const uint16_t *)(const void *)src)[x * sx] : 0;
+        }
+        tj_widen(dst + q0, piece, n, dtype, p->c->wide);
+    }
+}
+
 static void plane_item(void *ctx, int slot, int64_t item) {
     const struct conv *p = ctx;
     const struct tj_view *x = &p->a->a;
-    const int size = p->c->size;
+    const int size = p->c->size, from = (int)tj_elem_bytes((tj_dtype)x->dtype);
     (void)slot;
-    const unsigned char *src = p->a->a.p + tj_view_at(x, 2, item, size);
+    const unsigned char *src = p->a->a.p + tj_view_at(x, 2, item, from);
     unsigned char *dst = p->a->workspace + p->at_x + item * p->plane * size;
     for (int64_t py = 0; py < p->sh; py++) {
         for (int64_t px = 0; px < p->sw; px++) {
             for (int64_t q = 0; q < p->hq; q++, dst += p->wq * size) {
                 int64_t y = q * p->sh + py - p->ph;
+                const unsigned char *row = src + y * x->strides[2] * from;
                 if (y < 0 || y >= p->h) {
                     memset(dst, 0, (size_t)(p->wq * size));
+                } else if (from != size) {
+                    phase_row_wide(p, (float *)(void *)dst, row, x->strides[3], px);
                 } else {
-                    phase_row(p, dst, src + y * x->strides[2] * size, x->strides[3], px);
+                    phase_row(p, dst, row, x->strides[3], px);
                 }
             }
         }
@@ -206,15 +234,51 @@ static void fill_offsets(const struct conv *p, int64_t *k) {
     }
 }
 
+// Row o of w in (c, kh, kw) order, as tiles read it.
+static void weight_row(const struct tj_contract *c, const struct tj_view *w, int64_t o, unsigned char *dst) {
+    const int64_t ci = w->dims[1], kh = w->dims[2], kw = w->dims[3];
+    const int size = (int)tj_elem_bytes((tj_dtype)w->dtype);
+    const bool dense =
+        (w->strides[3] == 1 || kw == 1) && (w->strides[2] == kw || kh == 1) && (w->strides[1] == kh * kw || ci == 1);
+    struct tj_view src = *w, to = src;
+    src.p += o * src.strides[0] * size;
+    if (dense) {
+        tj_pack_rows(dst, src.p, 1, ci * kh * kw, 0, 1, w->dtype, c->wide);
+        return;
+    }
+    if (size == c->size) {
+        src.dims[0] = to.dims[0] = 1;
+        tj_contiguous_strides(to.dims, 4, to.strides);
+        to.p = dst;
+        tj_copy_rows(&to, &src, size, 0, ci * kh);
+        return;
+    }
+    for (int64_t i = 0; i < ci * kh; i++) {
+        tj_pack_rows(dst + i * kw * c->size, src.p + (i / kh * w->strides[1] + i % kh * w->strides[2]) * size, 1, kw, 0,
+                     w->strides[3], w->dtype, c->wide);
+    }
+}
+
 static void weight_item(void *ctx, int slot, int64_t o) {
     const struct conv *p = ctx;
-    struct tj_view src = p->a->b, dst = src;
     (void)slot;
-    src.p += o * src.strides[0] * p->c->size;
-    src.dims[0] = dst.dims[0] = 1;
-    tj_contiguous_strides(dst.dims, 4, dst.strides);
-    dst.p = p->a->workspace + p->at_w + o * p->k * p->c->size;
-    tj_copy_rows(&dst, &src, p->c->size, 0, p->ci * p->kh);
+    weight_row(p->c, &p->a->b, o, p->a->workspace + p->at_w + o * p->k * p->c->size);
+}
+
+size_t tj_conv2d_pack_bytes(const struct tj_contract *c, const struct tj_view *w) {
+    int64_t n;
+    size_t bytes = 0, at;
+    if (w->dtype == c->dtype || !tj_numel(w->dims, w->rank, &n) || !tj_space(&bytes, n, c->size, &at)) {
+        return 0; // weights are read as they are
+    }
+    return bytes;
+}
+
+void tj_conv2d_pack(const struct tj_contract *c, const struct tj_view *w, void *dst) {
+    const int64_t row = w->dims[1] * w->dims[2] * w->dims[3] * c->size;
+    for (int64_t o = 0; o < w->dims[0]; o++) {
+        weight_row(c, w, o, (unsigned char *)dst + o * row);
+    }
 }
 
 // ---- output ---------------------------------------------------------------------------------------------------------
@@ -296,8 +360,7 @@ static void conv_item(void *ctx, int slot, int64_t item) {
         }
     }
     for (int64_t o = o0; o < o1 && c->has_bias; o++) {
-        tj_add_one(c, out + o * ldo + y0 * p->ow * size, (y1 - y0) * p->ow,
-                   a->c.p + (o_all + o) * a->c.strides[0] * size);
+        tj_add_one(c, out + o * ldo + y0 * p->ow * size, (y1 - y0) * p->ow, &a->c, o_all + o);
     }
     if (a->epilogue) {
         int64_t channel = image * p->groups * p->co + o_all;
@@ -315,8 +378,8 @@ void tj_conv2d_run(const struct tj_contract *c, const struct tj_contract_args *a
     struct conv p;
     size_t bytes = 0;
     (void)plan(&p, c, a, &bytes); // it fitted when the workspace was sized
-    p.weights = a->b.p;
-    p.ldw = a->b.strides[0] * c->size;
+    p.weights = a->packed ? a->packed : a->b.p;
+    p.ldw = (a->packed ? p.k : a->b.strides[0]) * c->size;
     if (p.copy_w) {
         p.weights = a->workspace + p.at_w;
         p.ldw = p.k * c->size;

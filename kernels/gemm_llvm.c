@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "../jit/emit_llvm.h"
+
 enum {
     TILE_MAX = 64, // accumulators a tile may have
     UNROLL = 2     // steps of one turn of the loop
@@ -16,7 +18,10 @@ struct emit {
     LLVMTypeRef i64, i8, ptr, elem, vec;
     LLVMValueRef fn, args;
     int mr, nv, width, size; // size: bytes of an element
-    bool refetch;            // the last vector of B is read again by each row
+    uint8_t bdtype;          // of B
+    int bsize;
+    struct tj_emit widen; // of what conversions need
+    bool refetch;         // the last vector of B is read again by each row
     bool fma, offsets, packed;
 };
 
@@ -34,6 +39,16 @@ static LLVMValueRef vec_load(struct emit *e, LLVMValueRef p) {
     LLVMValueRef v = LLVMBuildLoad2(e->b, e->vec, p, "");
     LLVMSetAlignment(v, (unsigned)e->size);
     return v;
+}
+
+// A vector of B, widened.
+static LLVMValueRef b_load(struct emit *e, LLVMValueRef p) {
+    if (e->bsize == e->size) {
+        return vec_load(e, p);
+    }
+    LLVMValueRef v = LLVMBuildLoad2(e->b, LLVMVectorType(e->widen.i16, (unsigned)e->width), p, "");
+    LLVMSetAlignment(v, (unsigned)e->bsize);
+    return e->bdtype == TRACE_F16 ? tj_e_half_to(&e->widen, v) : tj_e_bf16_to(&e->widen, v);
 }
 
 static void vec_store(struct emit *e, LLVMValueRef v, LLVMValueRef p) {
@@ -111,7 +126,7 @@ static LLVMValueRef a_load(struct emit *e, const struct operands *o, const struc
 // the memory operand of its fma, through a pointer of its own so that the loads are not merged. That is also fewer
 // instructions, which counts where another thread shares the core.
 static void emit_step(struct emit *e, const struct operands *o, struct state *s, int u) {
-    const int vec = e->width * e->size;
+    const int vec = e->width * e->bsize;
     LLVMValueRef ku = u ? LLVMBuildAdd(e->b, s->k, num(e, u), "") : s->k;
     LLVMValueRef brow[TJ_TILE_ROWS], bv[TILE_MAX];
     for (int m = 0; m < (e->refetch ? e->mr : 1); m++) {
@@ -126,7 +141,7 @@ static void emit_step(struct emit *e, const struct operands *o, struct state *s,
             av[m] = splat(e, a_load(e, o, s, u, m));
         }
         for (int j = 0; j < e->nv; j++) {
-            LLVMValueRef y = vec_load(e, at(e, brow[0], num(e, (int64_t)j * vec)));
+            LLVMValueRef y = b_load(e, at(e, brow[0], num(e, (int64_t)j * vec)));
             for (int m = 0; m < e->mr; m++) {
                 s->acc[m * e->nv + j] = mul_add(e, av[m], y, s->acc[m * e->nv + j]);
             }
@@ -134,7 +149,7 @@ static void emit_step(struct emit *e, const struct operands *o, struct state *s,
         return;
     }
     for (int j = 0; j < kept; j++) {
-        bv[j] = vec_load(e, at(e, brow[0], num(e, (int64_t)j * vec)));
+        bv[j] = b_load(e, at(e, brow[0], num(e, (int64_t)j * vec)));
     }
     for (int m = 0; m < e->mr; m++) {
         LLVMValueRef av = splat(e, a_load(e, o, s, u, m));
@@ -148,7 +163,7 @@ static void emit_step(struct emit *e, const struct operands *o, struct state *s,
 static void advance(struct emit *e, struct state *s, int steps) {
     s->k = LLVMBuildAdd(e->b, s->k, num(e, steps), "");
     if (!e->offsets) {
-        s->kb = LLVMBuildAdd(e->b, s->kb, num(e, (int64_t)steps * e->nv * e->width * e->size), "");
+        s->kb = LLVMBuildAdd(e->b, s->kb, num(e, (int64_t)steps * e->nv * e->width * e->bsize), "");
     }
 }
 
@@ -250,7 +265,9 @@ static void emit_body(struct emit *e) {
 
 LLVMValueRef tj_emit_gemm(LLVMModuleRef module, const struct tj_gemm_tile *tile, enum tj_cpu_level level,
                           const char *symbol, char *err, size_t cap) {
-    bool known = tile->dtype == TRACE_F32 || tile->dtype == TRACE_F64;
+    const bool half = tile->b == TRACE_F16 || tile->b == TRACE_BF16;
+    bool known =
+        tile->dtype == TRACE_F32 ? half || tile->b == TRACE_F32 : tile->dtype == TRACE_F64 && tile->b == TRACE_F64;
     if (!known || !tile->mr || !tile->nv || tile->mr > TJ_TILE_ROWS || tile->mr * tile->nv > TILE_MAX) {
         snprintf(err, cap, "no matmul tile of dtype %d, %d rows, %d vectors", tile->dtype, tile->mr, tile->nv);
         return NULL;
@@ -265,6 +282,8 @@ LLVMValueRef tj_emit_gemm(LLVMModuleRef module, const struct tj_gemm_tile *tile,
     e.width = tj_gemm_width(level, tile->dtype);
     e.size = tile->dtype == TRACE_F32 ? 4 : 8; // tj_elem_bytes would pull the library's tables into the module
     e.vec = LLVMVectorType(e.elem, (unsigned)e.width);
+    e.bdtype = tile->b;
+    e.bsize = half ? 2 : e.size;
 #if defined(__aarch64__)
     e.fma = true;
 #else
@@ -273,11 +292,19 @@ LLVMValueRef tj_emit_gemm(LLVMModuleRef module, const struct tj_gemm_tile *tile,
     e.offsets = tile->flags & TJ_TILE_OFFSETS;
     e.packed = tile->a_packed;
     // Sixteen registers, and what is left of them holds one A. AVX-512 has 32.
-    e.refetch = level == TJ_CPU_AVX2 && !e.offsets && e.mr >= e.nv && e.mr * e.nv + e.nv == 15;
+    e.refetch = level == TJ_CPU_AVX2 && !e.offsets && !half && e.mr >= e.nv && e.mr * e.nv + e.nv == 15;
     e.fn =
         LLVMAddFunction(module, symbol, LLVMFunctionType(LLVMVoidTypeInContext(e.ctx), (LLVMTypeRef[]){e.ptr}, 1, 0));
     e.args = LLVMGetParam(e.fn, 0);
     e.b = LLVMCreateBuilderInContext(e.ctx);
+    e.widen = (struct tj_emit){.ctx = e.ctx,
+                               .module = module,
+                               .b = e.b,
+                               .i16 = LLVMInt16TypeInContext(e.ctx),
+                               .i32 = LLVMInt32TypeInContext(e.ctx),
+                               .f32 = LLVMFloatTypeInContext(e.ctx),
+                               .half = LLVMHalfTypeInContext(e.ctx),
+                               .f16c = e.fma}; // one level brings both
     emit_body(&e);
     LLVMDisposeBuilder(e.b);
     return e.fn;

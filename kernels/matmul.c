@@ -15,7 +15,8 @@ struct matmul {
     int64_t sam, sak, sbk, sbn, som; // strides in elements
     struct tj_view bb;               // b with batch dims that broadcast made 1: its distinct matrices
     int64_t bcount, panels;          // distinct matrices of b; panels of one
-    bool copy_a;                     // rows of A don't have unit stride
+    bool copy_a;                     // rows of A don't have unit stride, or are to be widened
+    int asize;                       // bytes of an element of A as it comes
     bool fuse;                       // each panel of b is needed by one item only, which packs it as it goes
     int slots;
     int64_t block, sub; // rows of an item and of a sub-block
@@ -71,7 +72,8 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
     p->batches = tj_view_count(out, p->batch_dims);
     p->bcount = tj_view_count(&p->bb, p->batch_dims);
     p->panels = ceil_div(p->n, c->nr);
-    p->copy_a = p->sak != 1 && p->k > 1;
+    p->asize = tj_is_half(a->a.dtype) ? 2 : c->size;
+    p->copy_a = (p->sak != 1 && p->k > 1) || p->asize != c->size;
     p->slots = tj_slots(a, (double)p->batches * (double)p->m * (double)p->n * (double)p->k);
 
     // Sub-blocks: C's rows and A's in half the second cache, whole tiles.
@@ -109,9 +111,9 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
     }
     p->fuse = !a->packed && p->row_blocks == 1 && p->bcount == p->batches;
     int64_t panel_elems, all;
-    if (!a->packed &&
-        (!tj_size_mul(p->fuse ? c->nr : p->panels * c->nr, p->k, &panel_elems) ||
-         !tj_size_mul(panel_elems, p->fuse ? p->slots : p->bcount, &all) || !tj_space(bytes, all, c->size, &p->at_b))) {
+    if (!a->packed && (!tj_size_mul(p->fuse ? c->nr : p->panels * c->nr, p->k, &panel_elems) ||
+                       !tj_size_mul(panel_elems, p->fuse ? p->slots : p->bcount, &all) ||
+                       !tj_space(bytes, all, c->bsize, &p->at_b))) {
         return false;
     }
     if (p->copy_a && (!tj_size_mul(p->slots, p->block, &all) || !tj_size_mul(all, p->k, &all) ||
@@ -134,7 +136,7 @@ size_t tj_matmul_pack_bytes(const struct tj_contract *c, const struct tj_view *w
     int64_t k = v.dims[v.rank - 2], panels = ceil_div(v.dims[v.rank - 1], c->nr), n, elems;
     size_t bytes = 0, at;
     bool ok = tj_numel(v.dims, v.rank - 2u, &n) && tj_size_mul(panels * c->nr, k, &elems) &&
-              tj_size_mul(elems, n, &elems) && tj_space(&bytes, elems, c->size, &at);
+              tj_size_mul(elems, n, &elems) && tj_space(&bytes, elems, c->bsize, &at);
     return ok ? bytes : 0;
 }
 
@@ -143,8 +145,9 @@ void tj_matmul_pack(const struct tj_contract *c, const struct tj_view *w, void *
     const int r = v.rank;
     int64_t k = v.dims[r - 2], n = v.dims[r - 1], panels = ceil_div(n, c->nr), count = tj_view_count(&v, r - 2);
     for (int64_t i = 0; i < count; i++) {
-        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->size, v.p + tj_view_at(&v, r - 2, i, c->size),
-                       k, n, v.strides[r - 2], v.strides[r - 1], c->nr, c->size, 0, panels);
+        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->bsize,
+                       v.p + tj_view_at(&v, r - 2, i, c->bsize), k, n, v.strides[r - 2], v.strides[r - 1], c->nr,
+                       c->bsize, 0, panels);
     }
 }
 
@@ -155,9 +158,10 @@ static void pack_item(void *ctx, int slot, int64_t item) {
     (void)slot;
     int64_t groups = ceil_div(p->panels, PACK_PANELS), i = item / groups, p0 = item % groups * PACK_PANELS;
     int64_t p1 = p0 + PACK_PANELS < p->panels ? p0 + PACK_PANELS : p->panels;
-    tj_pack_panels(p->a->workspace + p->at_b + i * p->panels * p->k * p->c->nr * p->c->size,
-                   p->bb.p + tj_view_at(&p->bb, p->batch_dims, i, p->c->size), p->k, p->n, p->sbk, p->sbn, p->c->nr,
-                   p->c->size, p0, p1);
+    const int size = p->c->bsize;
+    tj_pack_panels(p->a->workspace + p->at_b + i * p->panels * p->k * p->c->nr * size,
+                   p->bb.p + tj_view_at(&p->bb, p->batch_dims, i, size), p->k, p->n, p->sbk, p->sbn, p->c->nr, size, p0,
+                   p1);
 }
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ static void matmul_item(void *ctx, int slot, int64_t item) {
     const struct matmul *p = ctx;
     const struct tj_contract *c = p->c;
     const struct tj_contract_args *a = p->a;
-    const int size = c->size, nr = c->nr;
+    const int size = c->size, bsize = c->bsize, nr = c->nr;
     int64_t col = item % p->col_blocks, rest = item / p->col_blocks;
     int64_t batch = rest / p->row_blocks, m0 = rest % p->row_blocks * p->block;
     int64_t m1 = m0 + p->block < p->m ? m0 + p->block : p->m;
@@ -207,39 +211,39 @@ static void matmul_item(void *ctx, int slot, int64_t item) {
     int64_t n0 = p0 * nr, n1 = p1 * nr < p->n ? p1 * nr : p->n;
 
     unsigned char *out = a->out.p + (tj_view_at(&a->out, p->batch_dims, batch, size) + m0 * p->som * size);
-    const unsigned char *am = a->a.p + tj_view_at(&a->a, p->batch_dims, batch, size) + m0 * p->sam * size;
+    const unsigned char *am = a->a.p + tj_view_at(&a->a, p->batch_dims, batch, p->asize) + m0 * p->sam * p->asize;
     struct tj_block t = {.lda = p->sam * size, .ldc = p->som * size, .rows = m1 - m0};
     if (p->copy_a) {
         unsigned char *copy = a->workspace + p->at_a + (int64_t)slot * p->block * p->k * size;
-        tj_pack_rows(copy, am, t.rows, p->k, p->sam, p->sak, size);
+        tj_pack_rows(copy, am, t.rows, p->k, p->sam, p->sak, a->a.dtype, c->wide);
         am = copy;
         t.lda = p->k * size;
     }
     int64_t k0 = 0, k1;
     if (p->fuse) {
-        unsigned char *panel = a->workspace + p->at_b + (int64_t)slot * p->k * nr * size;
-        const unsigned char *b = p->bb.p + tj_view_at(&p->bb, p->batch_dims, b_index(p, batch), size);
+        unsigned char *panel = a->workspace + p->at_b + (int64_t)slot * p->k * nr * bsize;
+        const unsigned char *b = p->bb.p + tj_view_at(&p->bb, p->batch_dims, b_index(p, batch), bsize);
         for (int64_t q = p0; q < p1; q++) {
-            tj_pack_panels(panel, b + q * nr * p->sbn * size, p->k, p->n - q * nr, p->sbk, p->sbn, nr, size, 0, 1);
+            tj_pack_panels(panel, b + q * nr * p->sbn * bsize, p->k, p->n - q * nr, p->sbk, p->sbn, nr, bsize, 0, 1);
             k0 = 0;
             do { // once for k = 0: zeros
                 k1 = chunk_end(p, k0);
-                chunk(p, &t, am, panel + k0 * nr * size, out + q * nr * size, q, k0, k1);
+                chunk(p, &t, am, panel + k0 * nr * bsize, out + q * nr * size, q, k0, k1);
                 k0 = k1;
             } while (k0 < p->k);
         }
     } else {
-        const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * size;
+        const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * bsize;
         do {
             k1 = chunk_end(p, k0);
             for (int64_t q = p0; q < p1; q++) {
-                chunk(p, &t, am, b + (q * p->k + k0) * nr * size, out + q * nr * size, q, k0, k1);
+                chunk(p, &t, am, b + (q * p->k + k0) * nr * bsize, out + q * nr * size, q, k0, k1);
             }
             k0 = k1;
         } while (k0 < p->k);
     }
     if (c->has_bias) {
-        tj_add_bias(c, out + n0 * size, t.ldc, t.rows, n1 - n0, a->c.p + n0 * a->c.strides[0] * size, a->c.strides[0]);
+        tj_add_bias(c, out + n0 * size, t.ldc, t.rows, n0, n1, &a->c);
     }
     if (a->epilogue && (p->col_blocks == 1 || !a->epilogue_rows_whole)) {
         a->epilogue(a->epilogue_arg, slot, batch * p->m + m0, batch * p->m + m1, n0, n1);

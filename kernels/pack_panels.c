@@ -2,6 +2,7 @@
 #include "contract_impl.h"
 
 typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint16_t u16x8 __attribute__((vector_size(16), aligned(2), may_alias));
 
 // dst[i*ld + j] = src[j*ls + i] for a 4 x 4 block of 4-byte elements.
 static inline void transpose4(float *dst, int64_t ld, const float *src, int64_t ls) {
@@ -15,6 +16,24 @@ static inline void transpose4(float *dst, int64_t ld, const float *src, int64_t 
     *(f32x4 *)(dst + 3 * ld) = __builtin_shufflevector(t1, t3, 2, 3, 6, 7);
 }
 
+#define PAIRS(a, b)                                                                                                    \
+    __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+
+// The same for an 8 x 8 block of 2-byte elements: three rounds of taking rows four apart together.
+static inline void transpose8(uint16_t *dst, int64_t ld, const uint16_t *src, int64_t ls) {
+    u16x8 r[8];
+    for (int i = 0; i < 8; i++) {
+        r[i] = *(const u16x8 *)(src + i * ls);
+    }
+    for (int round = 0; round < 3; round++) {
+        u16x8 t[8] = {PAIRS(r[0], r[4]), PAIRS(r[1], r[5]), PAIRS(r[2], r[6]), PAIRS(r[3], r[7])};
+        memcpy(r, t, sizeof r);
+    }
+    for (int i = 0; i < 8; i++) {
+        *(u16x8 *)(dst + i * ld) = r[i];
+    }
+}
+
 // dst[i*ld + j] = src[i*si + j*sj], i < n, j < m.
 #define MOVE(type)                                                                                                     \
     for (int64_t i = 0; i < n; i++) {                                                                                  \
@@ -25,7 +44,9 @@ static inline void transpose4(float *dst, int64_t ld, const float *src, int64_t 
 
 static void move_elements(unsigned char *dst, int64_t ld, const unsigned char *src, int64_t si, int64_t sj, int64_t n,
                           int64_t m, int size) {
-    if (size == 4) {
+    if (size == 2) {
+        MOVE(uint16_t)
+    } else if (size == 4) {
         MOVE(uint32_t)
     } else {
         MOVE(uint64_t)
@@ -40,19 +61,24 @@ static void move_block(unsigned char *dst, int64_t ld, const unsigned char *src,
         }
         return;
     }
-    if (size != 4 || si != 1) {
+    if (size > 4 || si != 1) {
         move_elements(dst, ld, src, si, sj, n, m, size);
         return;
     }
+    const int64_t step = size == 2 ? 8 : 4;
     int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
+    for (; i + step <= n; i += step) {
         int64_t j = 0;
-        for (; j + 4 <= m; j += 4) {
-            transpose4((float *)dst + i * ld + j, ld, (const float *)src + i + j * sj, sj);
+        for (; j + step <= m; j += step) {
+            if (size == 2) {
+                transpose8((uint16_t *)dst + i * ld + j, ld, (const uint16_t *)src + i + j * sj, sj);
+            } else {
+                transpose4((float *)dst + i * ld + j, ld, (const float *)src + i + j * sj, sj);
+            }
         }
-        move_elements(dst + (i * ld + j) * 4, ld, src + (i + j * sj) * 4, 1, sj, 4, m - j, 4);
+        move_elements(dst + (i * ld + j) * size, ld, src + (i + j * sj) * size, 1, sj, step, m - j, size);
     }
-    move_elements(dst + i * ld * 4, ld, src + i * 4, 1, sj, n - i, m, 4);
+    move_elements(dst + i * ld * size, ld, src + i * size, 1, sj, n - i, m, size);
 }
 
 void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
@@ -67,8 +93,49 @@ void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64
     }
 }
 
+void tj_pack_panels_wide(float *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
+                         uint8_t dtype, bool wide) {
+    enum { ROWS = 32, COLS = 16 * 8 }; // the widest tile
+    uint16_t piece[ROWS * COLS];
+    for (int64_t p = 0; p * nr < n; p++) {
+        for (int64_t k0 = 0; k0 < k; k0 += ROWS) {
+            int64_t rows = k - k0 < ROWS ? k - k0 : ROWS;
+            tj_pack_panels((unsigned char *)piece, b + (k0 * sk + p * nr * sn) * 2, rows, n - p * nr, sk, sn, nr, 2, 0,
+                           1);
+            tj_widen(dst + (p * k + k0) * nr, piece, rows * nr, dtype, wide);
+        }
+    }
+}
+
+// As many rows as are read side by side go through a piece that stays in the first cache.
+static void widen_rows(float *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
+                       uint8_t dtype, bool wide) {
+    enum { ROWS = 8, COLS = 256 };
+    uint16_t piece[ROWS * COLS];
+    for (int64_t m = 0; m < rows; m += ROWS) {
+        int64_t high = rows - m < ROWS ? rows - m : ROWS;
+        for (int64_t k0 = 0; k0 < k; k0 += COLS) {
+            int64_t n = k - k0 < COLS ? k - k0 : COLS;
+            const unsigned char *from = a + (m * sm + k0 * sk) * 2;
+            bool dense = sk == 1 || k == 1;
+            if (!dense) {
+                move_block((unsigned char *)piece, COLS, from, sm, sk, high, n, 2);
+            }
+            for (int64_t i = 0; i < high; i++) {
+                tj_widen(dst + (m + i) * k + k0, dense ? from + i * sm * 2 : (const void *)(piece + i * COLS), n, dtype,
+                         wide);
+            }
+        }
+    }
+}
+
 void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
-                  int size) {
+                  uint8_t dtype, bool wide) {
+    const int size = (int)tj_elem_bytes(dtype);
+    if (tj_is_half(dtype)) {
+        widen_rows((float *)(void *)dst, a, rows, k, sm, sk, dtype, wide);
+        return;
+    }
     for (int64_t k0 = 0; k0 < k; k0 += 256) { // in pieces that stay in the first cache on both sides
         int64_t n = k - k0 < 256 ? k - k0 : 256;
         move_block(dst + k0 * size, k, a + k0 * sk * size, sm, sk, rows, n, size);

@@ -3,23 +3,23 @@
 // The softmax's sum runs over 32 partials (element i to partial i mod 32) that join by halving, whatever the processor:
 // the same bits at every feature level. Only the vector instructions differ, so the code is compiled once more for
 // AVX2. A weight of -0 marks a key that isn't seen: it adds nothing to a sum, and its value isn't multiplied.
-#include "contract_impl.h"
-
 #include <math.h>
 
+#include "../trace/math.h"
+#include "widen.h"
+
 enum { LANES = 8, VECS = 4 };
-typedef float vf __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef tj_wide8 vf;
 typedef int32_t vi __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-#define ALWAYS static inline __attribute__((always_inline))
 #define SPLAT(x) ((vf){(x), (x), (x), (x), (x), (x), (x), (x)})
 
-ALWAYS void select_into(vf *to, const vf *from, const vi *where) {
+TJ_ALWAYS void select_into(vf *to, const vf *from, const vi *where) {
     *to = (vf)(((vi)*to & ~*where) | ((vi)*from & *where));
 }
 
 // *x = e^*x for x <= 0: 2^n e^r with r = x - n ln 2; below 2^-126 it is 0, of -inf -0. NaN stays.
-ALWAYS void exp_down(vf *x) {
+TJ_ALWAYS void exp_down(vf *x) {
     const vf magic = SPLAT(12582912.0f); // adding it rounds to an integer, kept in the low bits
     vf a = *x, zero = SPLAT(0.0f), low = SPLAT(TJ_WEIGHT_LOW), none = SPLAT(-0.0f), unseen = SPLAT(-INFINITY);
     vi under = a < low, out = a == unseen;
@@ -42,7 +42,15 @@ ALWAYS void exp_down(vf *x) {
     select_into(x, &nothing, &under);
 }
 
-ALWAYS float row_f32(const struct tj_softmax_row *r) {
+// Eight partials by halving.
+TJ_ALWAYS float join(const vf *s) {
+    typedef float v4 __attribute__((vector_size(16)));
+    v4 a = __builtin_shufflevector(*s, *s, 0, 1, 2, 3) + __builtin_shufflevector(*s, *s, 4, 5, 6, 7);
+    a += __builtin_shufflevector(a, a, 2, 3, 2, 3);
+    return a[0] + a[1];
+}
+
+TJ_ALWAYS float row_f32(const struct tj_softmax_row *r) {
     float *x = r->x;
     const int64_t n = r->n;
     const float hidden = -INFINITY;
@@ -103,119 +111,126 @@ ALWAYS float row_f32(const struct tj_softmax_row *r) {
         memcpy(x + i, rest, (size_t)(n - i) * sizeof *x);
     }
     vf s = (sum[0] + sum[2]) + (sum[1] + sum[3]);
-    float p[LANES];
-    memcpy(p, &s, sizeof p);
-    for (int half = LANES / 2; half; half /= 2) {
-        for (int l = 0; l < half; l++) {
-            p[l] += p[l + half];
-        }
-    }
-    return p[0];
+    return join(&s);
 }
 
-// x[j] = sum over i of q[i] * k_j[i], rows of k ldk elements apart: 32 partials, joined as above.
-ALWAYS void dots(float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e) {
-    for (int64_t j = 0; j < n; j++, k += ldk) {
-        vf sum[VECS] = {SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f)};
-        int64_t i = 0;
-        for (; i + LANES * VECS <= e; i += LANES * VECS) {
-            for (int v = 0; v < VECS; v++) {
-                sum[v] += *(const vf *)(q + i + v * LANES) * *(const vf *)(k + i + v * LANES);
-            }
-        }
-        for (; i + LANES <= e; i += LANES) {
-            sum[0] += *(const vf *)(q + i) * *(const vf *)(k + i);
-        }
-        vf s = (sum[0] + sum[2]) + (sum[1] + sum[3]);
-        float p[LANES];
-        memcpy(p, &s, sizeof p);
-        for (int half = LANES / 2; half; half /= 2) {
-            for (int l = 0; l < half; l++) {
-                p[l] += p[l + half];
-            }
-        }
-        for (; i < e; i++) {
-            p[0] += q[i] * k[i];
-        }
-        x[j] = p[0];
+// x[j] = sum over i of q[i] * k_j[i], rows of k ldk elements apart: 32 partials, joined as above. Eight elements of k
+// at p come by load(&v, p), one by one(*p): the same bits for every dtype as for f32 of the same values.
+#define UNROLL _Pragma("GCC unroll 8") // accumulators have to be registers
+#define DOTS_ARGS float *x, const float *q, const void *keys, int64_t ldk, int64_t n, int64_t e
+#define DOTS(name, attr, type, load, one)                                                                              \
+    attr static void name(DOTS_ARGS) {                                                                                 \
+        const type *k = keys;                                                                                          \
+        for (int64_t j = 0; j < n; j++, k += ldk) {                                                                    \
+            vf sum[VECS] = {SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f), SPLAT(0.0f)}, y;                                    \
+            int64_t i = 0;                                                                                             \
+            for (; i + LANES * VECS <= e; i += LANES * VECS) {                                                         \
+                UNROLL                                                                                                 \
+                for (int v = 0; v < VECS; v++) {                                                                       \
+                    load(&y, k + i + v * LANES);                                                                       \
+                    sum[v] += *(const vf *)(q + i + v * LANES) * y;                                                    \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (; i + LANES <= e; i += LANES) {                                                                       \
+                load(&y, k + i);                                                                                       \
+                sum[0] += *(const vf *)(q + i) * y;                                                                    \
+            }                                                                                                          \
+            vf s = (sum[0] + sum[2]) + (sum[1] + sum[3]);                                                              \
+            float p = join(&s);                                                                                        \
+            for (; i < e; i++) {                                                                                       \
+                p += q[i] * one(k[i]);                                                                                 \
+            }                                                                                                          \
+            x[j] = p;                                                                                                  \
+        }                                                                                                              \
     }
-}
 
 // y[c] = sum over ascending j of p[j] * v_j[c], of keys that are seen.
-ALWAYS void mix(float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev) {
-    enum { WIDE = 8 };
-    int64_t c = 0;
-    for (; c + LANES * WIDE <= ev; c += LANES * WIDE) {
-        vf sum[WIDE];
-        for (int w = 0; w < WIDE; w++) {
-            sum[w] = SPLAT(0.0f);
-        }
-        for (int64_t j = 0; j < n; j++) {
-            if (tj_unseen_f32(p[j])) {
-                continue;
-            }
-            vf pj = SPLAT(p[j]);
-            for (int w = 0; w < WIDE; w++) {
-                sum[w] += pj * *(const vf *)(v + j * ldv + c + w * LANES);
-            }
-        }
-        for (int w = 0; w < WIDE; w++) {
-            *(vf *)(y + c + w * LANES) = sum[w];
-        }
+#define MIX_ARGS float *y, const float *p, const void *values, int64_t ldv, int64_t n, int64_t ev
+#define MIX(name, attr, type, load, one)                                                                               \
+    attr static void name(MIX_ARGS) {                                                                                  \
+        enum { WIDE = 8 };                                                                                             \
+        const type *v = values;                                                                                        \
+        int64_t c = 0;                                                                                                 \
+        for (; c + LANES * WIDE <= ev; c += LANES * WIDE) {                                                            \
+            vf sum[WIDE], x;                                                                                           \
+            UNROLL                                                                                                     \
+            for (int w = 0; w < WIDE; w++) {                                                                           \
+                sum[w] = SPLAT(0.0f);                                                                                  \
+            }                                                                                                          \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                if (tj_unseen_f32(p[j])) {                                                                             \
+                    continue;                                                                                          \
+                }                                                                                                      \
+                vf pj = SPLAT(p[j]);                                                                                   \
+                UNROLL                                                                                                 \
+                for (int w = 0; w < WIDE; w++) {                                                                       \
+                    load(&x, v + j * ldv + c + w * LANES);                                                             \
+                    sum[w] += pj * x;                                                                                  \
+                }                                                                                                      \
+            }                                                                                                          \
+            UNROLL                                                                                                     \
+            for (int w = 0; w < WIDE; w++) {                                                                           \
+                *(vf *)(y + c + w * LANES) = sum[w];                                                                   \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; c + LANES <= ev; c += LANES) {                                                                          \
+            vf sum = SPLAT(0.0f), x;                                                                                   \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                if (!tj_unseen_f32(p[j])) {                                                                            \
+                    load(&x, v + j * ldv + c);                                                                         \
+                    sum += SPLAT(p[j]) * x;                                                                            \
+                }                                                                                                      \
+            }                                                                                                          \
+            *(vf *)(y + c) = sum;                                                                                      \
+        }                                                                                                              \
+        for (; c < ev; c++) {                                                                                          \
+            float sum = 0;                                                                                             \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                sum += tj_unseen_f32(p[j]) ? 0 : p[j] * one(v[j * ldv + c]);                                           \
+            }                                                                                                          \
+            y[c] = sum;                                                                                                \
+        }                                                                                                              \
     }
-    for (; c + LANES <= ev; c += LANES) {
-        vf sum = SPLAT(0.0f);
-        for (int64_t j = 0; j < n; j++) {
-            if (!tj_unseen_f32(p[j])) {
-                sum += SPLAT(p[j]) * *(const vf *)(v + j * ldv + c);
-            }
-        }
-        *(vf *)(y + c) = sum;
-    }
-    for (; c < ev; c++) {
-        float sum = 0;
-        for (int64_t j = 0; j < n; j++) {
-            sum += tj_unseen_f32(p[j]) ? 0 : p[j] * v[j * ldv + c];
-        }
-        y[c] = sum;
-    }
-}
 
-#define DOTS_ARGS float *x, const float *q, const float *k, int64_t ldk, int64_t n, int64_t e
-#define MIX_ARGS float *y, const float *p, const float *v, int64_t ldv, int64_t n, int64_t ev
+// For each dtype, once for the build's level and once for AVX2.
+#define SAME(x) (x)
+DOTS(dots_f32, , float, tj_load8_f32, SAME)
+DOTS(dots_f16, , uint16_t, tj_load8_f16, tj_f16_to_f32)
+DOTS(dots_bf16, , uint16_t, tj_load8_bf16, tj_bf16_to_f32)
+MIX(mix_f32, , float, tj_load8_f32, SAME)
+MIX(mix_f16, , uint16_t, tj_load8_f16, tj_f16_to_f32)
+MIX(mix_bf16, , uint16_t, tj_load8_bf16, tj_bf16_to_f32)
 
-#if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2")))
-AVX2 static float row_avx2(const struct tj_softmax_row *r) { return row_f32(r); }
-AVX2 static void dots_avx2(DOTS_ARGS) { dots(x, q, k, ldk, n, e); }
-AVX2 static void mix_avx2(MIX_ARGS) { mix(y, p, v, ldv, n, ev); }
-#define HAS_WIDE 1
+#if TJ_HAS_WIDE
+TJ_WIDE static float row_wide(const struct tj_softmax_row *r) { return row_f32(r); }
+DOTS(dots_f32_wide, TJ_WIDE, float, tj_load8_f32, SAME)
+DOTS(dots_f16_wide, TJ_WIDE, uint16_t, tj_load8_f16w, tj_f16_to_f32)
+DOTS(dots_bf16_wide, TJ_WIDE, uint16_t, tj_load8_bf16w, tj_bf16_to_f32)
+MIX(mix_f32_wide, TJ_WIDE, float, tj_load8_f32, SAME)
+MIX(mix_f16_wide, TJ_WIDE, uint16_t, tj_load8_f16w, tj_f16_to_f32)
+MIX(mix_bf16_wide, TJ_WIDE, uint16_t, tj_load8_bf16w, tj_bf16_to_f32)
 #else
-#define row_avx2 row_f32
-#define dots_avx2 dots
-#define mix_avx2 mix
-#define HAS_WIDE 0
+#define row_wide row_f32
+#define dots_f32_wide dots_f32
+#define dots_f16_wide dots_f16
+#define dots_bf16_wide dots_bf16
+#define mix_f32_wide mix_f32
+#define mix_f16_wide mix_f16
+#define mix_bf16_wide mix_bf16
 #endif
 
-float tj_softmax_f32(const struct tj_softmax_row *r, bool wide) {
-    if (HAS_WIDE && wide) {
-        return row_avx2(r);
-    }
-    return row_f32(r);
+float tj_softmax_f32(const struct tj_softmax_row *r, bool wide) { return wide ? row_wide(r) : row_f32(r); }
+
+void tj_dots(DOTS_ARGS, uint8_t dtype, bool wide) {
+    void (*run)(DOTS_ARGS) = dtype == TRACE_F16    ? (wide ? dots_f16_wide : dots_f16)
+                             : dtype == TRACE_BF16 ? (wide ? dots_bf16_wide : dots_bf16)
+                                                   : (wide ? dots_f32_wide : dots_f32);
+    run(x, q, keys, ldk, n, e);
 }
 
-void tj_dots_f32(DOTS_ARGS, bool wide) {
-    if (HAS_WIDE && wide) {
-        dots_avx2(x, q, k, ldk, n, e);
-    } else {
-        dots(x, q, k, ldk, n, e);
-    }
-}
-
-void tj_mix_f32(MIX_ARGS, bool wide) {
-    if (HAS_WIDE && wide) {
-        mix_avx2(y, p, v, ldv, n, ev);
-    } else {
-        mix(y, p, v, ldv, n, ev);
-    }
+void tj_mix(MIX_ARGS, uint8_t dtype, bool wide) {
+    void (*run)(MIX_ARGS) = dtype == TRACE_F16    ? (wide ? mix_f16_wide : mix_f16)
+                            : dtype == TRACE_BF16 ? (wide ? mix_bf16_wide : mix_bf16)
+                                                  : (wide ? mix_f32_wide : mix_f32);
+    run(y, p, values, ldv, n, ev);
 }

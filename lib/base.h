@@ -39,6 +39,7 @@ extern const struct tj_dtype_info tj_dtypes[]; // indexed by enum trace_dtype; t
 extern const size_t tj_dtype_count;
 
 static inline bool tj_dtype_valid(int d) { return d >= 0 && (size_t)d < tj_dtype_count; }
+static inline bool tj_is_half(uint8_t d) { return d == TRACE_F16 || d == TRACE_BF16; }
 static inline bool tj_is_float(tj_dtype d) { return tj_dtypes[d].cls == TJ_CLASS_FLOAT; }
 // Bytes of one element of a plain dtype.
 static inline size_t tj_elem_bytes(tj_dtype d) { return tj_dtypes[d].block_bytes; }

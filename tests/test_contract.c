@@ -8,6 +8,7 @@
 #include "../jit/module.h"
 #include "../kernels/contract_impl.h"
 #include "../lib/dl.h"
+#include "../trace/math.h"
 
 // An assertion for inner loops: libcheck's own writes to a pipe each time.
 #define MUST(cond, ...)                                                                                                \
@@ -22,15 +23,17 @@
 static struct tj_gemm_tile descs[TJ_CONTRACT_TILES];
 static enum tj_cpu_level level;
 
-#define REF(type, fused)                                                                                               \
+// Element n of row k of B.
+#define B_AT(type)                                                                                                     \
+    (d->flags & TJ_TILE_OFFSETS ? (const type *)(const void *)((const char *)g->b + g->offsets[k])                     \
+                                : (const type *)g->b + k * nr)[n]
+#define REF(type, fused, b_at)                                                                                         \
     for (int m = 0; m < d->mr; m++) {                                                                                  \
         type *c = (type *)((unsigned char *)g->c + m * g->ldc);                                                        \
         for (int n = 0; n < nr; n++) {                                                                                 \
             type acc = g->mode == TJ_TILE_CHAIN ? c[n] : 0;                                                            \
             for (int64_t k = 0; k < g->k; k++) {                                                                       \
-                const type *b = d->flags & TJ_TILE_OFFSETS ? (const type *)((const char *)g->b + g->offsets[k])        \
-                                                           : (const type *)g->b + k * nr;                              \
-                acc = fused(((const type *)g->a[m])[k], b[n], acc);                                                    \
+                acc = fused(((const type *)g->a[m])[k], b_at, acc);                                                    \
             }                                                                                                          \
             c[n] = acc;                                                                                                \
         }                                                                                                              \
@@ -39,10 +42,14 @@ static enum tj_cpu_level level;
 static void reference_tile(const struct tj_gemm_args *g, const struct tj_gemm_tile *d) {
     int nr = d->nv * tj_gemm_width(level, d->dtype);
     MUST(g->mode != TJ_TILE_ADD, "a tile was asked to add");
-    if (d->dtype == TRACE_F32) {
-        REF(float, fmaf)
+    if (d->b == TRACE_F16) {
+        REF(float, fmaf, tj_f16_to_f32(B_AT(uint16_t)))
+    } else if (d->b == TRACE_BF16) {
+        REF(float, fmaf, tj_bf16_to_f32(B_AT(uint16_t)))
+    } else if (d->dtype == TRACE_F32) {
+        REF(float, fmaf, B_AT(float))
     } else {
-        REF(double, fma)
+        REF(double, fma, B_AT(double))
     }
 }
 static void tile0(const struct tj_gemm_args *g) { reference_tile(g, &descs[0]); }
@@ -156,6 +163,10 @@ static struct tensor make(tj_dtype d, int rank, const int64_t *dims, const int *
         switch (d) {
         case TRACE_F32: ((float *)t.block)[i] = (float)x; break;
         case TRACE_F64: ((double *)t.block)[i] = x; break;
+        case TRACE_F16:
+            ((uint16_t *)t.block)[i] = tj_f32_to_f16((float)x * (i % 7 ? 1 : 1e-5f));
+            break; // subnormals too
+        case TRACE_BF16: ((uint16_t *)t.block)[i] = tj_f32_to_bf16((float)x); break;
         case TRACE_I32: ((int32_t *)t.block)[i] = (int32_t)(x * 1e9); break;
         case TRACE_I64: ((int64_t *)t.block)[i] = (int64_t)(x * 1e18); break;
         default: ((uint8_t *)t.block)[i] = (uint8_t)(x > 0); break;
@@ -176,6 +187,8 @@ static double get(const struct tj_view *v, const int64_t *i) {
     switch (v->dtype) {
     case TRACE_F32: return (double)((const float *)(void *)v->p)[at(v, i)];
     case TRACE_F64: return ((const double *)(void *)v->p)[at(v, i)];
+    case TRACE_F16: return (double)tj_f16_to_f32(((const uint16_t *)(void *)v->p)[at(v, i)]);
+    case TRACE_BF16: return (double)tj_bf16_to_f32(((const uint16_t *)(void *)v->p)[at(v, i)]);
     default: return v->p[at(v, i)];
     }
 }
@@ -297,6 +310,45 @@ static void run_all(struct step *s, struct tj_contract_args *a) {
     tj_contract_free(c);
 }
 
+// A view of f16 or bf16 as dense f32.
+static struct tensor widened_copy(const struct tj_view *v) {
+    struct tensor t = make(TRACE_F32, v->rank, v->dims, NULL, 0);
+    int64_t n = tj_view_count(v, v->rank);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t index[TJ_MAX_RANK], rest = i;
+        for (int d = v->rank - 1; d >= 0; d--) {
+            index[d] = rest % v->dims[d];
+            rest /= v->dims[d];
+        }
+        ((float *)(void *)t.v.p)[i] = (float)get(v, index);
+    }
+    return t;
+}
+
+// What a step gave for operands a, b, c of 16 bits, it gives for their values in f32: the same bits.
+static void same_as_wide(const struct step *s, const struct tj_contract_args *a) {
+    if (tj_view_empty(&a->out) || a->out.dtype != TRACE_F32) {
+        return;
+    }
+    struct tensor w[3] = {widened_copy(&a->a), widened_copy(&a->b), widened_copy(&a->c)};
+    struct tensor out = make(TRACE_F32, a->out.rank, a->out.dims, NULL, 0);
+    struct tj_contract_args b = *a;
+    struct step st;
+    b.a = w[0].v;
+    b.b = w[1].v;
+    b.c = w[2].v;
+    b.out = out.v;
+    step_init(&st, s->st.kind, &b);
+    st.st.causal = s->st.causal;
+    st.st.has_mask = s->st.has_mask;
+    st.st.gqa = s->st.gqa;
+    run_all(&st, &b);
+    struct tensor got = widened_copy(&a->out);
+    MUST(!memcmp(got.v.p, out.v.p, (size_t)tj_view_count(&out.v, out.v.rank) * sizeof(float)),
+         "other bits than those of the operands in f32");
+    drop(&w[0]), drop(&w[1]), drop(&w[2]), drop(&out), drop(&got);
+}
+
 // A chain as the contract defines it.
 struct chain {
     bool f32;
@@ -373,12 +425,16 @@ struct mm {
                // rows
 };
 
-static void matmul_case(tj_dtype d, struct mm s) {
+static tj_dtype wide(tj_dtype d) { return tj_is_half((uint8_t)d) ? TRACE_F32 : d; }
+
+// a, b and the bias may be of any of the 16-bit dtypes and f32; results of f32 then.
+static void matmul_mixed(tj_dtype da, tj_dtype db, tj_dtype dbias, struct mm s) {
+    const tj_dtype d = wide(da);
     static const int swap[] = {0, 2, 1};
-    struct tensor a = make(d, 3, (int64_t[]){s.batch, s.m, s.k}, s.flags & 1 ? swap : NULL, s.flags & 32 ? 5 : 0);
+    struct tensor a = make(da, 3, (int64_t[]){s.batch, s.m, s.k}, s.flags & 1 ? swap : NULL, s.flags & 32 ? 5 : 0);
     struct tensor b =
-        make(d, 3, (int64_t[]){s.flags & 8 ? 1 : s.batch, s.k, s.n}, s.flags & 2 ? swap : NULL, s.flags & 32 ? 3 : 0);
-    struct tensor bias = make(d, 1, (int64_t[]){s.n}, NULL, 0);
+        make(db, 3, (int64_t[]){s.flags & 8 ? 1 : s.batch, s.k, s.n}, s.flags & 2 ? swap : NULL, s.flags & 32 ? 3 : 0);
+    struct tensor bias = make(dbias, 1, (int64_t[]){s.n}, NULL, 0);
     struct tensor out = make(d, 3, (int64_t[]){s.batch, s.m, s.n}, s.flags & 16 ? swap : NULL, s.flags & 32 ? 7 : 0);
     if (s.flags & 8) {
         b.v.dims[0] = s.batch;
@@ -390,8 +446,8 @@ static void matmul_case(tj_dtype d, struct mm s) {
     st.st.has_bias = s.flags & 4;
     run_all(&st, &args);
     char what[96];
-    snprintf(what, sizeof what, "%dx%dx%dx%d %s flags %d", (int)s.batch, (int)s.m, (int)s.n, (int)s.k,
-             tj_dtypes[d].name, s.flags);
+    snprintf(what, sizeof what, "%dx%dx%dx%d %s %s %s flags %d", (int)s.batch, (int)s.m, (int)s.n, (int)s.k,
+             tj_dtypes[da].name, tj_dtypes[db].name, tj_dtypes[dbias].name, s.flags);
     for (int64_t q = 0; q < s.batch; q++) {
         for (int64_t i = 0; i < s.m; i++) {
             for (int64_t j = 0; j < s.n; j++) {
@@ -406,6 +462,8 @@ static void matmul_case(tj_dtype d, struct mm s) {
     }
     drop(&a), drop(&b), drop(&bias), drop(&out);
 }
+
+static void matmul_case(tj_dtype d, struct mm s) { matmul_mixed(d, d, d, s); }
 
 static void matmul_body(void) {
     static const struct mm cases[] = {
@@ -428,6 +486,30 @@ static void matmul_body(void) {
     }
 }
 START_TEST(matmul) { each_tile_kind(matmul_body); }
+END_TEST
+
+// f16, bf16 and f32 in all mixes: rows from 1 to 9, odd columns, tails of k, blocks of k, b as it is and transposed.
+static void halves_body(void) {
+    static const tj_dtype d[] = {TRACE_F32, TRACE_F16, TRACE_BF16};
+    static const struct mm cases[] = {
+        {1, 1, 131, 37, 0},  {1, 1, 67, 1030, 6}, {2, 3, 33, 19, 12}, {3, 2, 50, 8, 2}, {1, 6, 40, 70, 5},
+        {1, 64, 49, 33, 38}, {2, 5, 17, 9, 32},   {1, 1, 9, 2, 3},    {1, 4, 20, 0, 4}, {4, 1, 100, 31, 40},
+    };
+    for (int mix = 0; mix < 27; mix++) {
+        tj_dtype a = d[mix % 3], b = d[mix / 3 % 3], bias = d[mix / 9];
+        for (size_t i = (size_t)mix % 3; i < TJ_COUNT(cases); i += 3) {
+            matmul_mixed(a, b, bias, cases[i]);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        for (int64_t m = 1; m <= 9; m++) {
+            int64_t k = 7 + 3 * m;
+            matmul_mixed(d[i], d[1], d[2], (struct mm){1, m, 71, k, 4});
+            matmul_mixed(d[i], d[2], d[1], (struct mm){1, m, 71, k, 6});
+        }
+    }
+}
+START_TEST(halves) { each_tile_kind(halves_body); }
 END_TEST
 
 START_TEST(refused) {
@@ -506,13 +588,14 @@ struct cv {
     int flags; // 1: bias, 2: channels last input, 4: weights permuted, 8: out permuted
 };
 
-static void conv_case(tj_dtype d, struct cv s) {
+static void conv_mixed(tj_dtype dx, tj_dtype dw, tj_dtype dbias, struct cv s) {
+    const tj_dtype d = wide(dx);
     static const int last[] = {0, 2, 3, 1};
     int64_t oh = (s.h + 2 * s.pad[0] - s.dil[0] * (s.kh - 1) - 1) / s.stride[0] + 1;
     int64_t ow = (s.w + 2 * s.pad[1] - s.dil[1] * (s.kw - 1) - 1) / s.stride[1] + 1;
-    struct tensor x = make(d, 4, (int64_t[]){s.n, s.c, s.h, s.w}, s.flags & 2 ? last : NULL, 0);
-    struct tensor w = make(d, 4, (int64_t[]){s.o, s.c / s.groups, s.kh, s.kw}, s.flags & 4 ? last : NULL, 0);
-    struct tensor bias = make(d, 1, (int64_t[]){s.o}, NULL, 0);
+    struct tensor x = make(dx, 4, (int64_t[]){s.n, s.c, s.h, s.w}, s.flags & 2 ? last : NULL, 0);
+    struct tensor w = make(dw, 4, (int64_t[]){s.o, s.c / s.groups, s.kh, s.kw}, s.flags & 4 ? last : NULL, 0);
+    struct tensor bias = make(dbias, 1, (int64_t[]){s.o}, NULL, 0);
     struct tensor out = make(d, 4, (int64_t[]){s.n, s.o, oh, ow}, s.flags & 8 ? last : NULL, 0);
     struct tj_contract_args args = {.out = out.v, .a = x.v, .b = w.v, .c = bias.v};
     struct step st;
@@ -547,7 +630,13 @@ static void conv_case(tj_dtype d, struct cv s) {
     drop(&x), drop(&w), drop(&bias), drop(&out);
 }
 
+static void conv_case(tj_dtype d, struct cv s) { conv_mixed(d, d, d, s); }
+
 static void conv_body(void) {
+    static const tj_dtype mixes[][3] = {{TRACE_F16, TRACE_F16, TRACE_F16},
+                                        {TRACE_BF16, TRACE_BF16, TRACE_BF16},
+                                        {TRACE_F32, TRACE_F16, TRACE_BF16},
+                                        {TRACE_BF16, TRACE_F32, TRACE_F32}};
     static const struct cv cases[] = {
         {1, 1, 5, 5, 1, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1, 0},    {2, 3, 8, 8, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1, 1},
         {1, 8, 12, 10, 6, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1, 1},  {1, 4, 20, 30, 7, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1, 0},
@@ -563,6 +652,7 @@ static void conv_body(void) {
         if (i % 4 == 1) {
             conv_case(TRACE_F64, cases[i]);
         }
+        conv_mixed(mixes[i % 4][0], mixes[i % 4][1], mixes[i % 4][2], cases[i]);
     }
     for (int i = 0; i < 12; i++) {
         int64_t g = 1 + pick(3), kh = 1 + pick(4), kw = 1 + pick(4), dh = 1 + pick(2), dw = 1 + pick(2);
@@ -579,6 +669,7 @@ static void conv_body(void) {
                        g,
                        (int)pick(16)};
         conv_case(TRACE_F32, s);
+        conv_mixed(mixes[i % 4][0], mixes[i % 4][1], mixes[i % 4][2], s);
     }
 }
 START_TEST(conv2d) { each_tile_kind(conv_body); }
@@ -591,12 +682,13 @@ struct at_case {
     int flags; // 1: causal, 2: bool mask, 4: float mask, 8: mask broadcast, 16: heads inside rows, 32: hide row 1
 };
 
-static void attention_case(tj_dtype d, struct at_case s) {
+static void attention_mixed(tj_dtype dq, tj_dtype dk, tj_dtype dv, struct at_case s) {
+    const tj_dtype d = wide(dq);
     static const int inside[] = {0, 2, 1, 3};
     const int *perm = s.flags & 16 ? inside : NULL;
-    struct tensor q = make(d, 4, (int64_t[]){s.b, s.hq, s.l, s.e}, perm, 0),
-                  k = make(d, 4, (int64_t[]){s.b, s.hkv, s.s, s.e}, perm, 0);
-    struct tensor v = make(d, 4, (int64_t[]){s.b, s.hkv, s.s, s.ev}, perm, 0),
+    struct tensor q = make(dq, 4, (int64_t[]){s.b, s.hq, s.l, s.e}, perm, 0),
+                  k = make(dk, 4, (int64_t[]){s.b, s.hkv, s.s, s.e}, perm, 0);
+    struct tensor v = make(dv, 4, (int64_t[]){s.b, s.hkv, s.s, s.ev}, perm, 0),
                   out = make(d, 4, (int64_t[]){s.b, s.hq, s.l, s.ev}, perm, 0);
     bool small = s.flags & 8;
     tj_dtype md = s.flags & 2 ? TRACE_BOOL : d;
@@ -618,6 +710,7 @@ static void attention_case(tj_dtype d, struct at_case s) {
     st.st.has_mask = (s.flags & 6) != 0;
     st.st.gqa = s.hq != s.hkv;
     run_all(&st, &args);
+    same_as_wide(&st, &args);
     double *p = calloc((size_t)s.s + 1, sizeof *p);
     for (int64_t b = 0; b < s.b; b++) {
         for (int64_t h = 0; h < s.hq; h++) {
@@ -660,7 +753,10 @@ static void attention_case(tj_dtype d, struct at_case s) {
     drop(&q), drop(&k), drop(&v), drop(&out), drop(&mask);
 }
 
+static void attention_case(tj_dtype d, struct at_case s) { attention_mixed(d, d, d, s); }
+
 static void attention_body(void) {
+    static const tj_dtype d[] = {TRACE_F16, TRACE_BF16, TRACE_F32};
     static const struct at_case cases[] = {
         {1, 1, 1, 1, 1, 1, 1, 0},      {1, 2, 2, 17, 17, 16, 16, 0},  {2, 4, 2, 9, 33, 8, 12, 0},
         {1, 3, 3, 40, 40, 20, 20, 1},  {1, 2, 1, 70, 50, 16, 8, 1},   {1, 2, 2, 20, 70, 9, 33, 1},
@@ -675,6 +771,8 @@ static void attention_body(void) {
         if (i % 3 == 0) {
             attention_case(TRACE_F64, cases[i]);
         }
+        attention_mixed(d[i % 3], d[i % 2], d[i % 2], cases[i]);
+        attention_mixed(TRACE_F32, d[(i + 1) % 3], d[i % 3], cases[i]);
     }
 }
 START_TEST(attention) { each_tile_kind(attention_body); }
@@ -706,6 +804,35 @@ START_TEST(softmax_row) {
             double err = want[i] < 0x1p-125 ? fabs((double)y[i] - want[i]) / 0x1p-126
                                             : fabs((double)y[i] - want[i]) / want[i] * 0x1p23;
             MUST(err < 2, "exp(%g): %g, not %g", (double)x[i] - top, (double)y[i], want[i]);
+        }
+    }
+}
+END_TEST
+
+// Every f16 and bf16 there is, at both levels: runs, and the tail of one.
+START_TEST(widened) {
+    struct tj_cpu cpu;
+    tj_cpu_detect("", &cpu);
+    for (int pass = 0; pass < 4; pass++) {
+        const bool fast = pass & 1;
+        const tj_dtype d = pass & 2 ? TRACE_F16 : TRACE_BF16;
+        if (fast && cpu.level < TJ_CPU_AVX2) {
+            continue;
+        }
+        uint16_t in[37];
+        float out[38];
+        for (uint32_t first = 0; first < 65536; first += 37) {
+            for (uint32_t i = 0; i < 37; i++) {
+                in[i] = (uint16_t)(first + i);
+            }
+            out[37] = 5;
+            tj_widen(out, in, 37, (uint8_t)d, fast);
+            MUST(out[37] == 5, "one element more was written");
+            for (uint32_t i = 0; i < 37; i++) {
+                float want = d == TRACE_F16 ? tj_f16_to_f32(in[i]) : tj_bf16_to_f32(in[i]), got = out[i];
+                MUST(!memcmp(&want, &got, sizeof want) || (want != want && got != got), "%s %04x: %.9g, not %.9g",
+                     tj_dtypes[d].name, in[i], (double)got, (double)want);
+            }
         }
     }
 }
@@ -776,4 +903,4 @@ START_TEST(overflow) {
 END_TEST
 
 TJ_TEST_MAIN("contract", matmul, refused, no_memory_left, other_sizes, conv2d, attention, softmax_row, copies,
-             index_copy, overflow)
+             index_copy, overflow, halves, widened)
