@@ -183,6 +183,20 @@ const char *tj_last_error(void) { return last_text; }
 tj_status tj_last_status(void) { return last_status; }
 uint64_t tj_failures(void) { return failures; }
 
+void tj_error_save(struct tj_error *e) {
+    e->status = last_status;
+    e->failures = failures;
+    memcpy(e->text, last_text, strlen(last_text) + 1);
+}
+
+void tj_error_restore(const struct tj_error *e) {
+    if (failures != e->failures) {
+        last_status = e->status;
+        failures = e->failures;
+        memcpy(last_text, e->text, strlen(e->text) + 1);
+    }
+}
+
 const char *tj_status_name(tj_status st) {
     static const char *const names[] = {
 #define NAME(s) [s] = #s

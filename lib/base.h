@@ -78,9 +78,17 @@ extern bool (*tj_alloc_hook)(size_t bytes);
 // Records the calling thread's last error and returns st. Text is cut at TJ_ERROR_MAX.
 #define TJ_ERROR_MAX 1024
 tj_status tj_fail(tj_status st, const char *fmt, ...) TJ_PRINTF(2, 3);
-const char *tj_last_error(void);       // of the calling thread, "" when none
-tj_status tj_last_status(void);        // status that goes with it
-uint64_t tj_failures(void);            // calls of tj_fail by this thread, to tell new errors from old ones
+const char *tj_last_error(void); // of the calling thread, "" when none
+tj_status tj_last_status(void);  // status that goes with it
+uint64_t tj_failures(void);      // calls of tj_fail by this thread, to tell new errors from old ones
+// The thread's last error, kept while code runs whose errors are its own.
+struct tj_error {
+    tj_status status;
+    uint64_t failures;
+    char text[TJ_ERROR_MAX];
+};
+void tj_error_save(struct tj_error *e);
+void tj_error_restore(const struct tj_error *e);
 const char *tj_status_name(tj_status); // "TRACE_ERR_SHAPE"
 
 #endif

@@ -258,8 +258,8 @@ START_TEST(nested_refused) {
     if (trace_begin(region, TRACE_ARGS(x))) {
         ck_assert(!trace_begin(in, TRACE_ARGS(x)));
         TJ_ASSERT_STATUS(trace_end(in, NULL, 0), TRACE_ERR_STATE);
-        ck_assert(!trace_begin(other, NULL, 0));
-        TJ_ASSERT_STATUS(trace_end(other, NULL, 0), TRACE_ERR_STATE);
+        ck_assert(trace_begin(other, NULL, 0)); // of another context: a run of its own
+        TJ_ASSERT_OK(trace_end(other, NULL, 0));
         y = trace_relu(x);
     }
     TJ_ASSERT_OK(trace_end(region, &y, 1));

@@ -121,10 +121,6 @@ static tj_status make_readable(trace_tensor *t, const char *call, const char *ki
     struct tj_run *run = tj_current;
     struct tj_site site = {loc, kind, true, NULL, false};
     memset(r, 0, sizeof *r);
-    if (run && !run->host_call) {
-        run->host_call = call;
-        run->host_at = loc;
-    }
     if (!t)
         return null_handle(call, loc);
     if (t == TRACE_NONE)
@@ -159,9 +155,15 @@ static tj_status make_readable(trace_tensor *t, const char *call, const char *ki
 static tj_status read_begin(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc, shape_check check,
                             void *arg, struct reading *r) {
     tj_fpenv env;
+    if (tj_current && !tj_current->host_call) {
+        tj_current->host_call = call;
+        tj_current->host_at = loc;
+    }
+    struct tj_run *back = tj_run_go(t, loc);
     tj_fpenv_enter(&env);
     tj_status st = make_readable(t, call, kind, loc, check, arg, r);
     tj_fpenv_leave(&env);
+    (void)tj_run_switch(back);
     return st;
 }
 
@@ -217,9 +219,12 @@ tj_status trace_data_at(trace_tensor *t, const void **data, const char *file, in
     tj_storage_drop(r.st); // the handle keeps it
     if (tj_layout_of(r.dims, r.strides, r.rank)) {
         char text[TJ_DIMS_TEXT];
-        return read_fail(tj_is_value(t), TRACE_ERR_STATE, "trace_data", loc,
-                         "the tensor (%s%s) is not contiguous; take trace_contiguous of it, or copy with trace_read",
-                         tj_dtypes[r.dtype].name, tj_dims_text(text, sizeof text, r.dims, r.rank));
+        struct tj_run *back = tj_run_go(t, loc);
+        st = read_fail(tj_is_value(t), TRACE_ERR_STATE, "trace_data", loc,
+                       "the tensor (%s%s) is not contiguous; take trace_contiguous of it, or copy with trace_read",
+                       tj_dtypes[r.dtype].name, tj_dims_text(text, sizeof text, r.dims, r.rank));
+        (void)tj_run_switch(back);
+        return st;
     }
     static const unsigned char empty[TJ_ALIGN]; // an empty tensor has a pointer too
     *data = r.data ? r.data : empty;
@@ -424,16 +429,15 @@ static struct tj_deferred *add_deferred(struct tj_box *b, const char *call, stru
     return &b->deferred[b->ndeferred];
 }
 
-trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
-    struct tj_loc loc = TJ_LOC(file, line);
+static trace_tensor *item_later(trace_tensor *t, struct tj_loc loc) {
     struct tj_run *run = tj_current;
     const char *call = "trace_item_later";
     if (!t || t == TRACE_NONE)
         return (void)(t ? tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "TRACE_NONE has no content")
                         : null_handle(call, loc)),
                NULL;
-    if (!tj_is_value(t) && (!run || run->eager))
-        return trace_retain(t); // it is there already
+    if (!tj_is_value(t) && (!run || run->eager)) // it is there already
+        return run ? tj_tensor_again(t, call, loc) : trace_retain(t);
     if (!run)
         return (void)tj_op_fail(TRACE_ERR_DEAD, call, loc,
                                 "a recorded value is used after its run; trace_end gives handles that stay"),
@@ -458,8 +462,14 @@ trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
     return later;
 }
 
-tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line) {
-    struct tj_loc loc = TJ_LOC(file, line);
+trace_tensor *trace_item_later_at(trace_tensor *t, const char *file, int line) {
+    struct tj_run *back = tj_run_go(t, TJ_LOC(file, line));
+    trace_tensor *later = item_later(t, TJ_LOC(file, line));
+    (void)tj_run_switch(back);
+    return later;
+}
+
+static tj_status print_later(trace_tensor *t, const char *name, struct tj_loc loc) {
     struct tj_run *run = tj_current;
     const char *call = "trace_print_later";
     if (!t)
@@ -467,7 +477,7 @@ tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *fi
     if (t == TRACE_NONE)
         return tj_op_fail(TRACE_ERR_ARGUMENT, call, loc, "TRACE_NONE has no content");
     if (!run || run->eager)
-        return trace_print_at(t, name, file, line);
+        return trace_print_at(t, name, loc.file, loc.line);
     if (run->failed)
         return tj_fail(run->failed, "%s", run->error);
     struct tj_box *b = tj_box_of(run);
@@ -481,4 +491,11 @@ tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *fi
     *d = (struct tj_deferred){.node = n, .name = copy, .print = true, .loc = loc};
     b->ndeferred++;
     return TRACE_OK;
+}
+
+tj_status trace_print_later_at(trace_tensor *t, const char *name, const char *file, int line) {
+    struct tj_run *back = tj_run_go(t, TJ_LOC(file, line));
+    tj_status st = print_later(t, name, TJ_LOC(file, line));
+    (void)tj_run_switch(back);
+    return st;
 }

@@ -995,8 +995,6 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
                    : TJ_UNLIKELY(tj_checks(b->run.region)) ? tj_check_run(b, s, e, &args)
                                                            : ctx->backend->run(e->plan, &args);
     tj_fpenv_leave(&env);
-    while (TJ_UNLIKELY(tj_current != NULL)) // begun in a callback of the host, and never ended
-        trace_abandon(tj_current->region);
     tj_current = open;
     tj_executing = around;
     if (TJ_UNLIKELY(args.watch != NULL))

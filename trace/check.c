@@ -387,8 +387,6 @@ tj_status tj_check_bind(struct tj_box *b, const struct tj_segment *s, struct tj_
     tj_fpenv_enter(&env);
     tj_status st = check(&c);
     tj_fpenv_leave(&env);
-    while (tj_current)
-        trace_abandon(tj_current->region);
     tj_current = open;
     tj_executing = around;
     close_check(&c);

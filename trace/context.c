@@ -81,6 +81,14 @@ static void context_free(trace_context *ctx) {
     tj_free(ctx);
 }
 
+static void host_loop(void *user, size_t n, void (*body)(void *arg, size_t i), void *arg) {
+    trace_context *ctx = user;
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    ctx->opt.parallel_for(ctx->opt.parallel_user, n, body, arg);
+    tj_callout_leave(&c);
+}
+
 tj_status trace_context_create(const trace_context_options *options, trace_context **out) {
     if (!out)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_create: no place for the context (NULL)");
@@ -106,7 +114,7 @@ tj_status trace_context_create(const trace_context_options *options, trace_conte
     tj_env_read(&ctx->env);
     tj_cpu_detect(ctx->env.cpu, &ctx->cpu);
     int threads = tj_env_off(&ctx->env, TJ_KILL_THREADS) ? 1 : opt.threads;
-    ctx->pool = tj_pool_create(threads, opt.parallel_for, opt.parallel_user);
+    ctx->pool = tj_pool_create(threads, opt.parallel_for ? host_loop : NULL, ctx);
     if (!ctx->pool) {
         context_free(ctx);
         return tj_fail(TRACE_ERR_MEMORY, "trace_context_create: out of memory for the thread pool");
@@ -216,8 +224,11 @@ static bool region_active(struct trace_region *r) {
 tj_status trace_context_shutdown(trace_context *ctx, int timeout_ms) {
     if (!ctx)
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_context_shutdown: NULL context");
-    if ((tj_current && tj_current->ctx == ctx) || (tj_executing && tj_executing->ctx == ctx))
+    if (tj_thread_inside(ctx))
         return tj_fail(TRACE_ERR_STATE, "trace_context_shutdown: called inside a run, which it would wait for");
+    if (tj_background_here(ctx))
+        return tj_fail(TRACE_ERR_STATE,
+                       "trace_context_shutdown: called in an event of a background compile, which it would wait for");
     // A begin marks its run object active, then looks at `shut`; here the other way round: one of the two sees the
     // other.
     atomic_store(&ctx->shut, true);

@@ -107,16 +107,59 @@ struct tj_run {
     uint64_t begin_ns;
     struct tj_open_loop loops[TJ_LOOPS]; // open loops, outermost first (trace/repeat.c)
     uint32_t nloops;
-    bool loose; // holds a loop outside regions
+    bool loose;            // holds a loop outside regions
+    struct tj_run *outer;  // innermost one when it was opened, and again when it has ended; NULL: none
+    struct tj_run *around; // single-op run: the eager scope it belongs to, or NULL
     struct tj_scope *scopes;
     uint32_t nscopes, capscopes; // open begins, outermost first (trace/region.c)
     struct tj_run *next;         // free list of the region
     void *extra;                 // trace/region.c's own per-run state
 };
-// The calling thread's open run, or NULL. While plans and callbacks of the host run it's NULL, so that what those begin
-// is a run of its own, and the run is here.
+// The calling thread's innermost open run, or NULL. While plans and callbacks of the host run it's NULL, so that what
+// those begin is a run of its own, and the run is in tj_executing.
 extern _Thread_local struct tj_run *tj_current;
 extern _Thread_local struct tj_run *tj_executing;
+// A thread has one open run a context at most, and those of several contexts lie inside each other. find: that of ctx.
+// of: the one that a handle belongs to, NULL: none; of a value that belongs to none, the innermost.
+struct tj_run *tj_run_find(const trace_context *ctx);
+struct tj_run *tj_run_of_other(const trace_tensor *t);
+static inline struct tj_run *tj_run_of(const trace_tensor *t) {
+    struct tj_run *run = tj_current;
+    if (!run || !t)
+        return run;
+    bool own = tj_is_value(t) ? (uint64_t)(uintptr_t)t >> 25 == run->generation : t->ctx == run->ctx;
+    return TJ_LIKELY(own) ? run : tj_run_of_other(t);
+}
+// Work of another context begins inside run (NULL: none), which replays would miss.
+void tj_run_foreign(struct tj_run *run, struct tj_loc loc);
+// A call about t is made with its run as the current one; then that returned is made the current one again.
+struct tj_run *tj_run_go(const trace_tensor *t, struct tj_loc loc);
+static inline struct tj_run *tj_run_switch(struct tj_run *to) {
+    struct tj_run *back = tj_current;
+    tj_current = to;
+    return back;
+}
+// The thread's last failure was one of ctx: when that isn't the context of the open run, a NULL that comes of it is no
+// error of that run.
+void tj_failed_in(const trace_context *ctx);
+bool tj_failed_elsewhere(void); // whether it was such a failure
+void tj_run_abandon_all(void);  // ends whatever runs are open
+
+// ---- calls out to the host (trace/callout.c) ----------------------------------------------------------------------
+// An event, its parallel_for, its allocator, the end of wrapped memory: enter before the call, leave after it. In
+// between the thread has no open run, and its errors, errno and unended runs are the callback's own.
+struct tj_callout {
+    struct tj_run *current, *executing;
+    uint32_t depth;
+    int saved_errno;
+    struct tj_error error;
+};
+void tj_callout_enter(struct tj_callout *c);
+void tj_callout_leave(const struct tj_callout *c);
+// Whether callbacks were left by an exception or a longjmp: then the run they interrupted is the current one again.
+// frame: of the caller of a public function.
+bool tj_callout_recover(const void *frame);
+bool tj_thread_inside(const trace_context *ctx); // this thread has a run of ctx open, or is in a callback of one
 
 // Handles of recorded values: bit 0 = 1, bits 1..24 node index + 1, bits 25..63 generation. Never all ones.
 static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {
@@ -163,9 +206,11 @@ tj_status tj_eager_end_all(struct tj_run *run, const tj_ref *results, size_t n, 
 // In trace/break.c. Before the host replaces the content of t in place while a run is open: when recorded ops that have
 // not run yet read or write its memory, runs them (a graph break of kind "write"). TRACE_OK: t may be written now.
 tj_status tj_break_for_write(struct tj_run *run, struct trace_tensor *t, struct tj_loc loc);
-// In trace/eager.c. trace_release of a real tensor while an eager scope is open: when the scope holds t for its end, it
-// gives up that reference, which is the one that the caller then drops.
-void tj_eager_forget(struct tj_run *run, struct trace_tensor *t);
+// In trace/eager.c. trace_retain and trace_release of a real tensor while an eager scope is open. What the scope holds
+// for its end is the host's until then: a release without a retain before it is of that reference, which the scope
+// gives up and the caller then drops.
+void tj_eager_retained(struct tj_run *run, const struct trace_tensor *t);
+void tj_eager_released(struct tj_run *run, const struct trace_tensor *t);
 // Drops the run of an op that will never end; returns the run around it, or NULL.
 struct tj_run *tj_eager_abandon(struct tj_run *run);
 // In trace/context.c: drops a reference that the library itself took with tj_context_retain.

@@ -1,5 +1,4 @@
 // trace/event.c: events: counted, logged, told to the host.
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,16 +80,9 @@ void tj_event(trace_context *ctx, const struct trace_region *r, enum trace_event
                          .from = from,
                          .to = to,
                          .ms = ms};
-        struct tj_run *open = tj_current, *around = tj_executing;
-        if (open)
-            tj_executing = open;
-        tj_current = NULL; // what the callback calls isn't recorded
-        int saved = errno; // a callback that prints may change it, in the middle of an op
+        struct tj_callout c;
+        tj_callout_enter(&c);
         ctx->opt.on_event(ctx->opt.event_user, &e);
-        errno = saved;
-        while (tj_current)
-            trace_abandon(tj_current->region);
-        tj_current = open;
-        tj_executing = around;
+        tj_callout_leave(&c);
     }
 }

@@ -3,6 +3,7 @@
 #include "record.h"
 
 #include "../lib/hash.h"
+#include "region.h"
 
 // ---- the run's tables -------------------------------------------------------------------------------
 
@@ -362,9 +363,24 @@ static tj_ref dead(struct tj_run *run, tj_ref n, const char *op, struct tj_loc l
     return TJ_NIL;
 }
 
+// An operand of another context than the run's. t: a tensor, or a value that a run around it has recorded.
+static tj_ref foreign_operand(const char *op, trace_tensor *t, struct tj_loc loc) {
+    const struct tj_run *of = tj_is_value(t) ? tj_run_of(t) : NULL;
+    if (of)
+        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                   "an operand is a recorded value of region '%s', of another context; end that region, then copy the "
+                   "result with trace_read and trace_from",
+                   of->region->name);
+    else
+        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                   "an operand belongs to another context; copy it with trace_read and "
+                   "trace_from");
+    return TJ_NIL;
+}
+
 // An operand that is NULL: the first error is the one to tell.
 static tj_ref null_operand(struct tj_run *run, const char *op, struct tj_loc loc) {
-    if (run && run->failed) {
+    if (run && (run->failed || tj_failed_elsewhere())) {
         return TJ_NIL;
     }
     if (tj_last_status() == TRACE_OK) {
@@ -394,7 +410,8 @@ static tj_ref raw_node(struct tj_run *run, trace_tensor *t, const char *op, stru
         uint64_t h = (uint64_t)(uintptr_t)t;
         tj_ref n = (tj_ref)(h >> 1 & 0xFFFFFF) - 1;
         if (h >> 25 != run->generation || n >= run->trace.nnodes) {
-            return dead(run, TJ_NIL, op, loc);
+            const struct tj_run *of = tj_run_of(t);
+            return of && of->generation == h >> 25 ? foreign_operand(op, t, loc) : dead(run, TJ_NIL, op, loc);
         }
         if (run->values[n].state == TJ_V_DEAD || run->values[n].ended) {
             return dead(run, n, op, loc);
@@ -402,10 +419,7 @@ static tj_ref raw_node(struct tj_run *run, trace_tensor *t, const char *op, stru
         return n;
     }
     if (t->ctx != run->ctx) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
-                   "an operand belongs to another context; copy it with trace_read and "
-                   "trace_from");
-        return TJ_NIL;
+        return foreign_operand(op, t, loc);
     }
     if (t->state != TJ_T_READY) {
         tj_op_fail(TRACE_ERR_STATE, op, loc,
@@ -440,9 +454,65 @@ static bool open_eager(struct tj_rec *q, trace_context *ctx) {
     return q->r != NULL;
 }
 
+// The context that all operands belong to; NULL: several, or unknown.
+static trace_context *home_of(trace_tensor *const *ts, size_t n) {
+    trace_context *ctx = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (!ts[i] || ts[i] == TRACE_NONE) {
+            continue;
+        }
+        struct tj_run *of = tj_is_value(ts[i]) ? tj_run_of(ts[i]) : NULL;
+        if (tj_is_value(ts[i]) && of->generation != (uint64_t)(uintptr_t)ts[i] >> 25) {
+            return NULL;
+        }
+        trace_context *c = of ? of->ctx : ts[i]->ctx;
+        if (ctx && ctx != c) {
+            return NULL;
+        }
+        ctx = c;
+    }
+    return ctx;
+}
+
+// An op of another context than that of the innermost run: recorded by a run around it, or run at once.
+static bool go_home(struct tj_rec *q, trace_context *ctx) {
+    struct tj_run *run = tj_run_find(ctx);
+    if (!run || run->eager) {
+        return open_eager(q, ctx);
+    }
+    if (run->failed) {
+        return false;
+    }
+    q->r = run;
+    q->away = true;
+    q->back = tj_run_switch(run);
+    return true;
+}
+
+static inline bool belongs(const struct tj_run *run, const trace_tensor *t) {
+    return t == TRACE_NONE || (tj_is_value(t) ? (uint64_t)(uintptr_t)t >> 25 == run->generation : t->ctx == run->ctx);
+}
+
 bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, trace_tensor *const *ts, size_t n) {
     struct tj_run *run = tj_current;
-    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false};
+    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false, false, NULL};
+    if (TJ_UNLIKELY(run && n && (!ts[0] || !belongs(run, ts[0])))) {
+        trace_context *home = home_of(ts, n);
+        bool null = false;
+        for (size_t i = 0; i < n; i++) {
+            null = null || !ts[i];
+        }
+        if (home && home != run->ctx) {
+            if (null) { // an error of that context's, not of this run
+                struct tj_run *of = tj_run_find(home), *back = tj_run_switch(of);
+                (void)null_operand(of && !of->eager ? of : NULL, op, q->loc);
+                (void)tj_run_switch(back);
+                tj_failed_in(home);
+                return false;
+            }
+            return go_home(q, home);
+        }
+    }
     if (run && !run->eager) {
         return run->failed == TRACE_OK;
     }
@@ -471,16 +541,15 @@ bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, 
 
 bool tj_rec_begin_ctx(struct tj_rec *q, const char *op, const char *file, int line, trace_context *ctx) {
     struct tj_run *run = tj_current;
-    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false};
+    *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false, false, NULL};
+    if (run && ctx && ctx != run->ctx) {
+        return go_home(q, ctx);
+    }
     if (run && run->failed && !run->eager) {
         return false;
     }
     if (!ctx) {
         tj_op_fail(TRACE_ERR_ARGUMENT, op, q->loc, "the context is NULL");
-        return false;
-    }
-    if (run && ctx != run->ctx) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, op, q->loc, "the context is not that of the open region");
         return false;
     }
     return (run && !run->eager) || open_eager(q, ctx);
@@ -508,9 +577,20 @@ static inline trace_tensor *fresh_handle(struct tj_run *run, tj_ref n, struct tj
     return tj_handle(run, n);
 }
 
+// The result of an op. target: of one in place.
+static inline trace_tensor *finish(struct tj_rec *q, trace_tensor *h, trace_tensor *target) {
+    if (q->eager) {
+        return tj_eager_end(q->r, h, target);
+    }
+    if (TJ_UNLIKELY(q->away)) {
+        tj_current = q->back;
+        q->away = false;
+    }
+    return target ? target : h;
+}
+
 trace_tensor *tj_rec_end(struct tj_rec *q, tj_ref n) {
-    trace_tensor *h = n == TJ_NIL ? NULL : fresh_handle(q->r, n, q->loc);
-    return q->eager ? tj_eager_end(q->r, h, NULL) : h;
+    return finish(q, n == TJ_NIL ? NULL : fresh_handle(q->r, n, q->loc), NULL);
 }
 
 trace_tensor *tj_rec_end_view(struct tj_rec *q, tj_ref n) {
@@ -521,12 +601,11 @@ trace_tensor *tj_rec_end_view(struct tj_rec *q, tj_ref n) {
         v->ended = false;
         h = tj_handle(q->r, n);
     }
-    return q->eager ? tj_eager_end(q->r, h, NULL) : h;
+    return finish(q, h, NULL);
 }
 
 trace_tensor *tj_rec_end_inplace(struct tj_rec *q, trace_tensor *target, bool ok) {
-    trace_tensor *h = ok ? target : NULL;
-    return q->eager ? tj_eager_end(q->r, NULL, h) : h;
+    return finish(q, NULL, ok ? target : NULL);
 }
 
 // ---- the common case: operands recorded in this run, equal in shape and dtype ------------------------------

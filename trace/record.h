@@ -35,7 +35,9 @@ struct tj_rec {
     struct tj_run *r;
     const char *op;
     struct tj_loc loc;
-    bool eager; // r is a run of this op alone
+    bool eager;          // r is a run of this op alone
+    bool away;           // r is open, but not the innermost run
+    struct tj_run *back; // that one
 };
 
 // Opens recording of an op over the given operands (TRACE_NONE ones are skipped); false: the op returns NULL.

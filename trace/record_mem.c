@@ -425,7 +425,7 @@ static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const cha
     uint16_t group = ++rec->groups;
     t->leafkeys[leaf_index(run, base)].flags |= flags;
     t->leafkeys[leaf_index(run, base)].group = group;
-    struct tj_rec q = {run, op, loc, false};
+    struct tj_rec q = {.r = run, .op = op, .loc = loc};
     struct range rbase = range_of(leaf_tensor(run, base));
     uint32_t n = t->nleaves;
     for (uint32_t i = 0; i < n; i++) {

@@ -481,8 +481,8 @@ static tj_status pieces(const char *name, trace_tensor *x, int64_t each, int64_t
     return TRACE_OK;
 }
 
-static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t chunks, int64_t dim, trace_tensor **out,
-                       size_t n, const char *file, int line) {
+static tj_status split_of(const char *name, trace_tensor *x, int64_t size, int64_t chunks, int64_t dim,
+                          trace_tensor **out, size_t n, const char *file, int line) {
     struct tj_loc loc = TJ_LOC(file, line);
     struct tj_run *run = tj_current;
     for (size_t i = 0; out && i < n; i++) {
@@ -511,6 +511,14 @@ static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t 
         size = extent ? (extent - 1) / chunks + 1 : 1;
     }
     return pieces(name, x, size, dim, out, n, file, line);
+}
+
+static tj_status split(const char *name, trace_tensor *x, int64_t size, int64_t chunks, int64_t dim, trace_tensor **out,
+                       size_t n, const char *file, int line) {
+    struct tj_run *back = tj_run_go(x, TJ_LOC(file, line));
+    tj_status st = split_of(name, x, size, chunks, dim, out, n, file, line);
+    (void)tj_run_switch(back);
+    return st;
 }
 
 tj_status trace_split_at(trace_tensor *x, int64_t split_size, int64_t dim, trace_tensor **out, size_t n,

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "profile.h"
+#include "record.h"
 #include "repeat.h"
 #include "timeline.h"
 #include "warmup.h"
@@ -57,6 +58,64 @@ static tj_status report_error(const struct trace_region *r, struct tj_loc begin,
     if (where[0])
         return tj_fail(st, "region '%s' (%s): %s", r->name, where, text);
     return tj_fail(st, "region '%s': %s", r->name, text);
+}
+
+// ---- runs inside each other ----------------------------------------------------------------------------------------
+
+// The scope that was the innermost one when *run's scope *at was begun; false: none was.
+static bool step_out(struct tj_run **run, uint32_t *at) {
+    struct tj_run *r = *run;
+    if (r->nscopes) {
+        *run = r->scopes[*at].resume;
+        *at = r->scopes[*at].resume_at;
+    } else { // of an op alone
+        *run = r->outer;
+        *at = tj_run_top(r->outer);
+    }
+    return *run != NULL;
+}
+
+struct tj_run *tj_run_find(const trace_context *ctx) {
+    struct tj_run *run = tj_current;
+    uint32_t at = tj_run_top(run);
+    while (run && run->ctx != ctx && step_out(&run, &at))
+        continue;
+    return run;
+}
+
+struct tj_run *tj_run_of_other(const trace_tensor *t) {
+    if (t == TRACE_NONE)
+        return tj_current;
+    if (!tj_is_value(t))
+        return tj_run_find(t->ctx);
+    struct tj_run *run = tj_current;
+    uint32_t at = tj_run_top(run);
+    while (run && run->generation != (uint64_t)(uintptr_t)t >> 25 && step_out(&run, &at))
+        continue;
+    return run ? run : tj_current;
+}
+
+static _Thread_local uint64_t foreign; // tj_failures of the last failure in another context; 0: none
+
+void tj_failed_in(const trace_context *ctx) {
+    if (ctx && tj_current && tj_current->ctx != ctx)
+        foreign = tj_failures();
+}
+
+bool tj_failed_elsewhere(void) { return foreign && foreign == tj_failures(); }
+
+void tj_run_foreign(struct tj_run *run, struct tj_loc loc) {
+    if (run && !run->host_call) {
+        run->host_call = "an op or a region of another context";
+        run->host_at = loc;
+    }
+}
+
+struct tj_run *tj_run_go(const trace_tensor *t, struct tj_loc loc) {
+    struct tj_run *back = tj_run_switch(tj_run_of(t));
+    if (TJ_UNLIKELY(back != tj_current))
+        tj_run_foreign(back, loc);
+    return back;
 }
 
 // ---- generations ----------------------------------------------------------------------------------------------------
@@ -339,10 +398,13 @@ static bool push_scope(struct tj_box *b, struct trace_region *r, struct tj_loc l
         (void)tj_fail(TRACE_ERR_MEMORY, "trace_begin: out of memory");
         return false;
     }
+    uint32_t at = tj_run_top(tj_current);
     if (run->nscopes) // an inlined region may be released before its end; the outermost one is kept by its run object
         (void)atomic_fetch_add(&r->refs, 1);
     run->scopes[run->nscopes++] = (struct tj_scope){.region = r,
                                                     .begin = loc,
+                                                    .resume = tj_current,
+                                                    .resume_at = at,
                                                     .fullgraph = r->opt.fullgraph,
                                                     .mark = run->trace.nnodes,
                                                     .ndeferred = b->ndeferred,
@@ -432,24 +494,20 @@ static bool take_inputs(struct tj_box *b, struct trace_region *r, trace_tensor *
            (TJ_LIKELY(!r->nbuckets) || check_buckets(r, in, n, loc));
 }
 
-static bool begin_inner(struct trace_region *r, trace_tensor *const *in, size_t n, struct tj_loc loc) {
-    struct tj_run *run = tj_current;
+// Inlines a region into the open run of its context, which need not be the innermost one.
+static bool begin_inner(struct tj_run *run, struct trace_region *r, trace_tensor *const *in, size_t n,
+                        struct tj_loc loc) {
     struct tj_box *b = tj_box_of(run);
     char outer[300];
     if (!push_scope(b, r, loc))
         return (void)run_error(run), false;
+    tj_current = run;
     struct tj_scope *sc = &run->scopes[run->nscopes - 1];
     struct trace_region *o = run->region;
     (void)tj_loc_text(run->begin, outer, sizeof outer);
     if (run->failed) { // the outer run has failed: nothing to record
         sc->skipped = true;
         sc->status = run->failed;
-        return false;
-    }
-    if (r->ctx != run->ctx) {
-        text_of(sc, tj_fail(TRACE_ERR_STATE,
-                            "region '%s': begun inside region '%s' (%s) of another context; end that first", r->name,
-                            o->name, outer));
         return false;
     }
     if (r->opt.nested_is_error || o->opt.nested_is_error) {
@@ -487,7 +545,7 @@ static void reset_box(struct tj_box *b) {
     b->broke_call = b->later = run->host_call = NULL;
     b->ended = NULL;
     b->note = false;
-    b->outer = NULL;
+    run->outer = run->around = NULL;
     atomic_store_explicit(&b->cancel, false, memory_order_relaxed);
     tj_run_reset(run);
 }
@@ -514,25 +572,28 @@ bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const ch
         (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "the region is NULL");
         return false;
     }
+    struct tj_run *around = TJ_UNLIKELY(tj_current != NULL) ? tj_run_find(r->ctx) : NULL, *outer = tj_current;
     if (n && !in) {
-        in = NULL;
         n = 0;
-        if (!tj_current) {
+        tj_current = around; // no error of another context's run
+        (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "inputs announced, but their array is NULL");
+        tj_current = outer;
+        if (!around) {
             refused.region = r;
             refused.status = TRACE_ERR_ARGUMENT;
-        }
-        (void)tj_op_fail(TRACE_ERR_ARGUMENT, "trace_begin", loc, "inputs announced, but their array is NULL");
-        if (!tj_current)
             return false;
+        }
     }
     if (TJ_UNLIKELY(!atomic_load_explicit(&r->begun, memory_order_relaxed)))
         atomic_store(&r->begun, true);
-    if (tj_current)
-        return begin_inner(r, in, n, loc);
+    if (around)
+        return begin_inner(around, r, in, n, loc);
     struct tj_box *b = tj_run_open(r);
     if (!b)
         return false;
     struct tj_run *run = &b->run;
+    run->outer = outer;
+    tj_run_foreign(outer, loc);
     run->begin = loc;
     run->begin_ns = tj_ticks();
     b->begun_ns = TJ_UNLIKELY(tj_timeline_on(r->ctx)) ? tj_now_ns() : 0;
@@ -597,8 +658,8 @@ void trace_region_cancel(trace_region *r) {
 }
 
 bool trace_failed(const trace_context *ctx) {
-    const struct tj_run *run = tj_current;
-    if (!run || (ctx && run->ctx != ctx))
+    const struct tj_run *run = ctx ? tj_run_find(ctx) : tj_current;
+    if (!run)
         return false;
     const struct tj_box *b = run->extra;
     return (run->failed && !b->replay) || (run->nscopes && run->scopes[run->nscopes - 1].skipped);
@@ -620,27 +681,25 @@ static void drop_deferred(struct tj_box *b, uint32_t from) {
 }
 
 static void drop_pool(struct tj_box *b, uint32_t from) {
-    struct tj_run *open = tj_current;
-    tj_current = NULL; // releases here are the scope's own
     while (b->npool > from)
-        trace_release(b->pool[--b->npool]);
-    tj_current = open;
+        tj_tensor_drop(b->pool[--b->npool].tensor);
 }
 
 // Forgets the innermost scope of several.
 static void pop_inner(struct tj_run *run) {
     struct tj_scope *sc = &run->scopes[--run->nscopes];
+    tj_current = sc->resume;
     tj_free(sc->text);
     tj_region_drop(sc->region);
 }
 
-// Ends a run, whatever its state. The thread has no open run afterwards.
+// Ends a run, whatever its state. What was open around it is the current one afterwards.
 static void close_run(struct tj_box *b) {
     struct tj_run *run = &b->run;
     while (run->nscopes > 1)
         pop_inner(run);
     run->nscopes = 0;
-    tj_current = NULL;
+    tj_current = run->outer;
     if (b->replay)
         tj_replay_drop(b);
     if (TJ_UNLIKELY(b->ndeferred))
@@ -658,14 +717,6 @@ static void close_run(struct tj_box *b) {
 static void clear_outs(trace_tensor **out, size_t n) {
     for (size_t i = 0; out && i < n; i++)
         out[i] = NULL;
-}
-
-bool tj_pool_add(struct tj_run *run, struct trace_tensor *t) {
-    struct tj_box *b = tj_box_of(run);
-    if (!tj_grow((void **)&b->pool, &b->cappool, b->npool + 1, sizeof *b->pool))
-        return false;
-    b->pool[b->npool++] = t;
-    return true;
 }
 
 // Undoes what was recorded since a scope began.
@@ -723,6 +774,8 @@ static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struc
         else if (tj_resolve(run, out[i], "trace_end", loc) == TJ_NIL)
             (void)run_error(run);
     }
+    if (run->eager && !run->failed && !tj_eager_outs(run, out, n, sc->npool, loc))
+        (void)run_error(run);
     if (run->failed) {
         tj_status st = report_error(r, sc->begin, run->failed, run->error);
         fail_scope(b, st, tj_last_error());
@@ -731,14 +784,12 @@ static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struc
     }
     // Each output is a reference of the caller's, as it is when the region runs alone: values made before the scope,
     // and those named twice, get one more.
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; !run->eager && i < n; i++) {
         bool more = !tj_is_value(out[i]);
         if (!more)
             more = (tj_ref)((uint64_t)(uintptr_t)out[i] >> 1 & 0xFFFFFF) - 1 < sc->mark;
         for (size_t j = 0; j < i && !more; j++)
             more = out[j] == out[i];
-        if (more && run->eager) // autoreleased with the scope around it
-            more = false;
         if (more)
             out[i] = trace_retain(out[i]);
     }
@@ -763,61 +814,73 @@ static const char *begun_elsewhere(struct trace_region *r, char *buf, size_t cap
     return buf;
 }
 
+// The innermost open scope of r; false: there is none.
+static bool find_scope(const struct trace_region *r, struct tj_run **run, uint32_t *at) {
+    *run = tj_current;
+    *at = tj_run_top(tj_current);
+    while (*run && !((*run)->nscopes && (*run)->scopes[*at].region == r)) {
+        if (!step_out(run, at))
+            return false;
+    }
+    return *run != NULL;
+}
+
+// Ends a scope and what is open inside it, and with the outermost one its run.
+static void unwind(struct tj_run *run, uint32_t at, const char *text) {
+    for (bool last = false; !last && tj_current;) {
+        struct tj_run *top = tj_current;
+        last = top == run && tj_run_top(top) == at;
+        if (top->nscopes > 1)
+            fail_scope(tj_box_of(top), TRACE_ERR_STATE, text);
+        else if (top->loose)
+            tj_repeat_abandon();
+        else if (top->region->hidden)
+            (void)tj_eager_abandon(top);
+        else
+            close_run(tj_box_of(top));
+    }
+}
+
+void tj_run_abandon_all(void) {
+    while (tj_current)
+        unwind(tj_current, tj_run_top(tj_current), "the inner region was abandoned");
+}
+
 // trace_end of a region that isn't the innermost open one.
 static tj_status end_mismatch(struct trace_region *r, struct tj_loc loc) {
-    struct tj_run *run = tj_current;
-    char where[300], other[400], begun[300];
+    char where[300], other[400], begun[300], text[TJ_ERROR_MAX];
     (void)tj_loc_text(loc, where, sizeof where);
-    uint32_t at = run ? run->nscopes : 0;
-    while (at > 0 && run->scopes[at - 1].region != r)
-        at--;
-    if (at == 0)
+    struct tj_run *run;
+    uint32_t at;
+    if (!find_scope(r, &run, &at))
         return tj_fail(TRACE_ERR_STATE, "trace_end (%s): region '%s' was not begun on this thread%s", where, r->name,
                        begun_elsewhere(r, other, sizeof other));
     // Scopes inside it were never ended: an early return, probably. They go with it.
-    struct tj_box *b = tj_box_of(run);
-    const struct tj_scope *top = &run->scopes[run->nscopes - 1];
+    const struct tj_scope *top = &tj_current->scopes[tj_run_top(tj_current)];
     tj_status st =
         tj_fail(TRACE_ERR_STATE,
                 "trace_end (%s): region '%s' ends while region '%s' (%s) inside it is open; end or abandon that", where,
                 r->name, top->region->name, tj_loc_text(top->begin, begun, sizeof begun));
-    if (at == 1) {
-        TJ_BUMP(&b->count, errors, 1);
-        close_run(b);
-    } else {
-        while (run->nscopes >= at)
-            fail_scope(b, st, tj_last_error());
-    }
-    return st;
+    if (at == 0)
+        TJ_BUMP(&tj_box_of(run)->count, errors, 1);
+    (void)snprintf(text, sizeof text, "%s", tj_last_error());
+    unwind(run, at, text);
+    return tj_fail(st, "%s", text);
 }
 
 void trace_abandon(trace_region *r) {
-    struct tj_run *run = tj_current;
-    if (r && !run && tj_executing) { // a callback of the host has thrown
-        run = tj_executing;
-        tj_executing = NULL;
-        while (run && run->region->hidden) // through an op alone
-            run = tj_eager_abandon(run);
-        tj_current = run;
+    struct tj_run *run;
+    uint32_t at;
+    if (!r)
+        return;
+    if (TJ_UNLIKELY(tj_callout_recover(__builtin_frame_address(0)))) {
+        while (tj_current && tj_current->region->hidden && !tj_current->loose) // an op alone that a callback has left
+            (void)tj_eager_abandon(tj_current);
     }
-    if (r && run && run->loose) { // a loop outside regions goes with the eager scope around it
+    if (find_scope(r, &run, &at))
+        unwind(run, at, "the inner region was abandoned");
+    else if (tj_current && tj_current->loose) // a loop outside regions
         tj_repeat_abandon();
-        run = tj_current;
-    }
-    if (!r || !run)
-        return;
-    uint32_t at = run->nscopes;
-    while (at > 0 && run->scopes[at - 1].region != r)
-        at--;
-    if (at == 0)
-        return;
-    struct tj_box *b = tj_box_of(run);
-    if (at == 1) {
-        close_run(b);
-        return;
-    }
-    while (run->nscopes >= at)
-        fail_scope(b, TRACE_ERR_STATE, "the inner region was abandoned");
 }
 
 // Ends a run that failed with st, or before.
@@ -829,9 +892,12 @@ static tj_status close_failed(struct tj_box *b, tj_status st) {
     st = run->failed ? report_error(r, run->begin, run->failed, run->error)
                      : report_error(r, run->begin, st, tj_last_error());
     char text[TJ_ERROR_MAX];
+    trace_context *ctx = r->ctx;
     (void)snprintf(text, sizeof text, "%s", tj_last_error());
     close_run(b);
-    return tj_fail(st, "%s", text);
+    st = tj_fail(st, "%s", text);
+    tj_failed_in(ctx);
+    return st;
 }
 
 static void count_run(struct tj_box *b, bool replay, uint64_t recorded) {
@@ -864,7 +930,7 @@ tj_status trace_end_at(trace_region *r, trace_tensor **out, size_t n, const char
         tj_status st;
         if (!r)
             st = tj_fail(TRACE_ERR_ARGUMENT, "trace_end (%s:%d): the region is NULL", file ? file : "?", line);
-        else if (!run && refused.region == r)
+        else if (refused.region == r)
             st = refused.status == TRACE_ERR_ARGUMENT
                      ? tj_fail(TRACE_ERR_ARGUMENT, "region '%s': inputs announced, but their array is NULL", r->name)
                      : tj_fail(refused.status, "region '%s': %s", r->name, refusal(refused.status));

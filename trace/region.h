@@ -124,6 +124,8 @@ struct tj_cache {
 struct tj_scope {
     struct trace_region *region;
     struct tj_loc begin;
+    struct tj_run *resume; // run, and its scope, that was the innermost one before
+    uint32_t resume_at;
     bool fullgraph;
     bool skipped; // begin returned false; `status` and `text` say why
     tj_status status;
@@ -142,6 +144,11 @@ struct tj_deferred {
     char *name;                  // print_later, owned
     bool print;
     struct tj_loc loc;
+};
+// A handle that an eager scope releases at its end.
+struct tj_pooled {
+    struct trace_tensor *tensor;
+    uint32_t retained; // times the host has retained it, and not released since
 };
 // Where a value that a break has run came from, to learn whether later code uses it.
 struct tj_origin {
@@ -196,8 +203,7 @@ struct tj_box {
     bool scope_failed;      // an inlined scope failed since; its error below
     tj_status scope_status;
     char scope_error[TJ_ERROR_MAX];
-    struct tj_run *outer;                    // single-op run: the eager scope it belongs to
-    const char *op;                          // and the op, for messages
+    const char *op;                          // single-op run: the op, for messages
     struct tj_capacity caps[TJ_BUCKET_DIMS]; // of the segment
     uint32_t unlearned;                      // segments since buckets were to be learned
     // scratch
@@ -221,9 +227,11 @@ struct tj_box {
     uint32_t nmusts, capmusts;
     struct tj_deferred *deferred;
     uint32_t ndeferred, capdeferred;
-    struct trace_tensor **pool; // handles that an eager scope releases at its end
+    struct tj_pooled *pool; // of an eager scope
     uint32_t npool, cappool;
 };
+// Number of the innermost of a run's scopes; run may be NULL.
+static inline uint32_t tj_run_top(const struct tj_run *run) { return run && run->nscopes ? run->nscopes - 1 : 0; }
 static inline struct tj_box *tj_box_of(struct tj_run *run) { return (struct tj_box *)(void *)run; }
 // Adds to a counter of one's own box: a plain add that other threads may read.
 #define TJ_BUMP(c, f, n)                                                                                               \
@@ -291,8 +299,9 @@ struct tj_box *tj_run_open(struct trace_region *r);
 // Outputs, deferred forms and the last segment of a run (region_out.c); those of an eager scope.
 tj_status tj_finish(struct tj_box *box, trace_tensor **out, size_t n, struct tj_loc loc);
 tj_status tj_finish_eager(struct tj_box *box, trace_tensor **out, size_t n, struct tj_loc loc);
-// Appends a handle that the eager scope of `run` releases at its end; false when out of memory.
-bool tj_pool_add(struct tj_run *run, struct trace_tensor *t);
+// Outputs of a scope inlined into the eager scope of `run`, made when it had `from` handles: those that aren't its own,
+// or are named twice, become handles of their own. False: failed.
+bool tj_eager_outs(struct tj_run *run, trace_tensor **out, size_t n, uint32_t from, struct tj_loc loc);
 // The tensor of the leaf that is the root of n, or NULL when the root is computed.
 struct trace_tensor *tj_root_tensor(const struct tj_run *run, tj_ref n);
 // Writes not executed yet into box->writes; false when out of memory.

@@ -10,6 +10,8 @@
 // A loop outside regions that could not begin: its end tells why.
 static _Thread_local struct {
     tj_status status;
+    const struct tj_run *run; // open then, and its loops
+    uint32_t nloops;
     char text[TJ_ERROR_MAX];
 } refused;
 
@@ -86,7 +88,8 @@ static tj_status failed(trace_tensor **carried, size_t n) {
 static bool open_loose(struct tj_run *run, struct tj_loc loc) {
     if (!tj_grow((void **)&run->scopes, &run->capscopes, 1, sizeof *run->scopes))
         return false;
-    run->scopes[0] = (struct tj_scope){.region = run->region, .begin = loc};
+    run->scopes[0] = (struct tj_scope){
+        .region = run->region, .begin = loc, .resume = run->outer, .resume_at = tj_run_top(run->outer)};
     run->nscopes = 1;
     run->loose = true;
     return true;
@@ -124,10 +127,9 @@ static bool begin(struct tj_rec *q, int64_t times, trace_tensor **carried, size_
     return true;
 }
 
-tj_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const char *file, int line) {
+static tj_status repeat(int64_t times, trace_tensor **carried, size_t n, const char *file, int line) {
     struct tj_loc loc = TJ_LOC(file, line);
     struct tj_rec q = {.loc = loc};
-    refused.status = TRACE_OK;
     if (tj_current && tj_current->failed && !tj_current->eager)
         return failed(carried, n);
     if (!carried || n == 0)
@@ -151,9 +153,37 @@ tj_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const
             (void)tj_eager_end(q.r, NULL, NULL);
         }
     }
-    tj_status st = failed(carried, n);
-    if (!tj_current) {
+    return failed(carried, n);
+}
+
+// A loop over values of another context than the open run's is a run of its own, as it is outside regions.
+tj_status trace_repeat_at(int64_t times, trace_tensor **carried, size_t n, const char *file, int line) {
+    struct tj_loc loc = TJ_LOC(file, line);
+    struct tj_run *back = carried && n ? tj_run_go(carried[0], loc) : tj_current, *home = tj_current;
+    tj_status st = TRACE_OK;
+    refused.status = TRACE_OK;
+    if (home != back && home && !home->eager) {
+        st =
+            tj_fail(TRACE_ERR_STATE,
+                    "trace_repeat (%s:%d): the values carried are of region '%s'; end region '%s', of another context, "
+                    "before",
+                    file ? file : "?", line, home->region->name, back->region->name);
+        clear(carried, n);
+    } else {
+        st = repeat(times, carried, n, file, line);
+    }
+    if (!st && tj_current != home) { // opened by it
+        struct tj_scope *own = &tj_current->scopes[0];
+        tj_current->outer = own->resume = back;
+        own->resume_at = tj_run_top(back);
+        return TRACE_OK;
+    }
+    tj_current = back;
+    if (st && (!back || home != back)) {
+        tj_failed_in(home ? home->ctx : NULL);
         refused.status = st;
+        refused.run = back;
+        refused.nloops = back ? back->nloops : 0;
         (void)snprintf(refused.text, sizeof refused.text, "%s", tj_last_error());
     }
     return st;
@@ -217,9 +247,9 @@ static bool end_values(struct tj_run *run, const struct tj_open_loop *l, uint32_
 tj_status trace_repeat_end_at(trace_tensor **carried, size_t n, const char *file, int line) {
     struct tj_run *run = tj_current;
     struct tj_loc loc = TJ_LOC(file, line);
-    struct tj_rec q = {run, "trace_repeat_end", loc, false};
+    struct tj_rec q = {.r = run, .op = "trace_repeat_end", .loc = loc};
     char where[300];
-    if (!run && refused.status) {
+    if (refused.status && refused.run == run && refused.nloops == (run ? run->nloops : 0)) {
         tj_status st = tj_fail(refused.status, "%s", refused.text);
         refused.status = TRACE_OK;
         clear(carried, n);

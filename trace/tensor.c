@@ -74,15 +74,25 @@ static bool class_of(size_t bytes, unsigned *cls, size_t *rounded) {
 }
 
 static void *raw_alloc(trace_context *ctx, size_t bytes) {
-    return ctx->opt.alloc ? ctx->opt.alloc(ctx->opt.alloc_user, bytes, TJ_ALIGN) : tj_aligned_alloc(bytes);
+    if (!ctx->opt.alloc) {
+        return tj_aligned_alloc(bytes);
+    }
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    void *p = ctx->opt.alloc(ctx->opt.alloc_user, bytes, TJ_ALIGN);
+    tj_callout_leave(&c);
+    return p;
 }
 
 static void raw_free(trace_context *ctx, void *p, size_t bytes) {
-    if (ctx->opt.alloc) {
-        ctx->opt.free(ctx->opt.alloc_user, p, bytes);
-    } else {
+    if (!ctx->opt.alloc) {
         tj_aligned_free(p);
+        return;
     }
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    ctx->opt.free(ctx->opt.alloc_user, p, bytes);
+    tj_callout_leave(&c);
 }
 
 static void unlink_buffer(struct tj_buffer_cache *c, struct free_buffer *b, unsigned cls) {
@@ -272,7 +282,10 @@ void tj_storage_drop(struct tj_storage *st) {
         tj_buffer_free(ctx, st->data, st->bytes);
     }
     if (st->done) {
+        struct tj_callout call;
+        tj_callout_enter(&call);
         st->done(st->user);
+        tj_callout_leave(&call);
     }
     struct tj_buffer_cache *c = ctx->buffers;
     bool keep = false;
@@ -473,6 +486,15 @@ struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int
     return tensor_new(st->ctx, st, d, dims, strides, rank, offset, op, loc);
 }
 
+struct trace_tensor *tj_tensor_again(struct trace_tensor *t, const char *op, struct tj_loc loc) {
+    struct tj_storage *st = tj_tensor_storage(t);
+    if (!st) {
+        atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+        return t;
+    }
+    return tensor_new(t->ctx, st, (tj_dtype)t->dtype, t->dims, t->strides, t->rank, t->offset, op, loc);
+}
+
 struct trace_tensor *tj_tensor_deferred(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank,
                                         const char *op, struct tj_loc loc) {
     return tensor_new(ctx, NULL, d, dims, NULL, rank, 0, op, loc);
@@ -614,7 +636,7 @@ static bool check_new(const char *op, trace_context *ctx, int d, const int64_t *
     return false;
 }
 
-trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims, size_t rank) {
+static trace_tensor *from(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims, size_t rank) {
     int64_t numel;
     size_t bytes;
     if (!check_new("from", ctx, (int)d, dims, rank, &numel, &bytes)) {
@@ -633,7 +655,15 @@ trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *dat
     return t;
 }
 
-static trace_tensor *wrap(const char *op, trace_context *ctx, const trace_tensor_desc *k) {
+trace_tensor *trace_from(trace_context *ctx, enum trace_dtype d, const void *data, const int64_t *dims, size_t rank) {
+    trace_tensor *t = from(ctx, d, data, dims, rank);
+    if (!t) {
+        tj_failed_in(ctx);
+    }
+    return t;
+}
+
+static trace_tensor *wrapped(const char *op, trace_context *ctx, const trace_tensor_desc *k) {
     int64_t numel, last = 0;
     size_t bytes;
     if (!check_new(op, ctx, (int)k->dtype, k->dims, k->rank, &numel, &bytes)) {
@@ -681,6 +711,14 @@ static trace_tensor *wrap(const char *op, trace_context *ctx, const trace_tensor
     return t;
 }
 
+static trace_tensor *wrap(const char *op, trace_context *ctx, const trace_tensor_desc *k) {
+    trace_tensor *t = wrapped(op, ctx, k);
+    if (!t) {
+        tj_failed_in(ctx);
+    }
+    return t;
+}
+
 trace_tensor *trace_wrap(trace_context *ctx, enum trace_dtype d, void *data, const int64_t *dims, size_t rank) {
     return wrap("wrap", ctx, &(const trace_tensor_desc){.dtype = d, .dims = dims, .rank = rank, .data = data});
 }
@@ -717,9 +755,8 @@ trace_tensor *trace_placeholder(trace_context *ctx, enum trace_dtype d, const in
 
 // ---- public: references and queries ---------------------------------------------------------------
 
-// The node of a recorded value's handle in this thread's run; TJ_NIL and an error when it is stale.
-static tj_ref value_of(const trace_tensor *t, const char *op) {
-    struct tj_run *run = tj_current;
+// The node of a recorded value's handle in this thread's run of it; TJ_NIL and an error when it is stale.
+static tj_ref value_of(struct tj_run *run, const trace_tensor *t, const char *op) {
     uint64_t h = (uint64_t)(uintptr_t)t;
     if (run && h >> 25 == run->generation) {
         tj_ref n = (tj_ref)(h >> 1 & 0xFFFFFF) - 1;
@@ -738,13 +775,17 @@ trace_tensor *trace_retain(trace_tensor *t) {
     if (!t || t == TRACE_NONE) {
         return t;
     }
+    struct tj_run *run = tj_run_of(t);
     if (tj_is_value(t)) {
-        tj_ref n = value_of(t, "retain");
+        tj_ref n = value_of(run, t, "retain");
         if (n == TJ_NIL) {
             return NULL;
         }
-        tj_current->values[n].count++;
+        run->values[n].count++;
         return t;
+    }
+    if (run && (run->eager || run->loose)) {
+        tj_eager_retained(run, t);
     }
     atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
     return t;
@@ -754,10 +795,10 @@ void trace_release(trace_tensor *t) {
     if (!t || t == TRACE_NONE) {
         return;
     }
-    struct tj_run *run = tj_current;
+    struct tj_run *run = tj_run_of(t);
     if (!tj_is_value(t)) {
         if (run && (run->eager || run->loose)) {
-            tj_eager_forget(run, t);
+            tj_eager_released(run, t);
         }
         tj_tensor_drop(t);
         return;
@@ -783,11 +824,12 @@ static bool describe(const trace_tensor *t, const char *op, size_t *rank, const 
         return false;
     }
     if (tj_is_value(t)) {
-        tj_ref n = value_of(t, op);
+        struct tj_run *run = tj_run_of(t);
+        tj_ref n = value_of(run, t, op);
         if (n == TJ_NIL) {
             return false;
         }
-        const struct tj_trace *tr = &tj_current->trace;
+        const struct tj_trace *tr = &run->trace;
         *rank = tj_shape_rank(tr, tr->nodes[n].shape);
         *dims = tj_shape_dims(tr, tr->nodes[n].shape);
         *d = (tj_dtype)tr->nodes[n].dtype;
@@ -834,11 +876,12 @@ int64_t trace_stride(const trace_tensor *t, int64_t dim) {
         return t->strides[i];
     }
     struct tj_place v;
-    tj_ref root, n = value_of(t, "stride");
+    struct tj_run *run = tj_run_of(t);
+    tj_ref root, n = value_of(run, t, "stride");
     if (n == TJ_NIL) {
         return -1;
     }
-    tj_value_place(tj_current, n, &v, &root);
+    tj_value_place(run, n, &v, &root);
     return v.strides[i];
 }
 
@@ -955,11 +998,11 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     if (!want) {
         return TRACE_OK;
     }
-    struct tj_run *run = tj_current;
-    if (run && !run->host_call) {
-        run->host_call = "trace_write";
-        run->host_at = TJ_LOC(NULL, 0);
+    if (tj_current && !tj_current->host_call) {
+        tj_current->host_call = "trace_write";
+        tj_current->host_at = TJ_LOC(NULL, 0);
     }
+    struct tj_run *run = tj_run_of(t);
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
         bool written = false, owned = st->flags & TJ_ST_OWNED;
@@ -973,9 +1016,11 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
         uint32_t uses = run ? tj_run_uses(run, st, &written) : 0;
         if (uses && (written || !owned || pinned)) { // what is recorded has to run before the memory changes
             tj_fpenv env;
+            struct tj_run *back = tj_run_switch(run);
             tj_fpenv_enter(&env);
             s = tj_break_for_write(run, t, TJ_LOC(NULL, 0));
             tj_fpenv_leave(&env);
+            (void)tj_run_switch(back);
             if (s != TRACE_OK) {
                 tj_storage_drop(st);
                 return s;

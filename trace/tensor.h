@@ -44,6 +44,7 @@ struct trace_tensor {
     trace_context *ctx;               // holds a reference
     atomic_int guard;                 // short spin lock over st: trace_write may install another storage
     bool internal;                    // the library's own: not in the live list
+    _Atomic uint32_t pooled;          // where the eager scope that made it holds it
 };
 enum { TJ_T_READY, TJ_T_DEFERRED /* item_later before the end of its run */, TJ_T_FAILED };
 
@@ -70,6 +71,8 @@ struct trace_tensor *tj_tensor_new(trace_context *ctx, tj_dtype d, const int64_t
 // A view: shares st (takes a reference of its own).
 struct trace_tensor *tj_tensor_view(struct tj_storage *st, tj_dtype d, const int64_t *dims, const int64_t *strides,
                                     size_t rank, int64_t offset, const char *op, struct tj_loc loc);
+// Another handle of what t is; of a deferred one the same.
+struct trace_tensor *tj_tensor_again(struct trace_tensor *t, const char *op, struct tj_loc loc);
 // No storage yet (state TJ_T_DEFERRED); tj_tensor_fulfil gives it src's storage and place, or FAILED when src is NULL.
 struct trace_tensor *tj_tensor_deferred(trace_context *ctx, tj_dtype d, const int64_t *dims, size_t rank,
                                         const char *op, struct tj_loc loc);
