@@ -234,6 +234,12 @@ typedef struct trace_stats {
     uint64_t check_failures; /* of these, those that differed */
     uint64_t bucket_bytes;   /* workspace that runs with buckets used, padding included: padding_bytes of it in percent
                                 is their waste */
+    uint64_t bytes_kept;     /* released memory that is kept for the next tensors and workspaces; not in bytes_live */
+    uint64_t bytes_idle;     /* of bytes_live: workspaces that no run uses now */
+    uint64_t packed_copies;  /* repacked copies of weights now, of bytes_packed bytes */
+    uint64_t packed_dropped; /* copies that made room for others of the same tensor */
+    uint64_t packed_refused; /* operands that were used as they lie, as there was no room for a copy */
+    uint64_t bytes_trimmed;  /* given back by trace_context_trim */
 } trace_stats;
 
 typedef struct trace_tensor_desc {
@@ -274,6 +280,14 @@ TRACE_API const char *trace_last_error(const trace_context *ctx);
 TRACE_API const char *trace_context_describe(const trace_context *ctx);
 /* stats->size must be set; at most that many bytes are written. */
 TRACE_API void trace_context_stats(const trace_context *ctx, trace_stats *stats);
+/* Gives back what the context keeps for later and nothing uses now: memory of released tensors, workspaces between
+ * runs, repacked copies of weights, code of plans that were dropped, arrays of run objects. All of it is made again
+ * when it is needed: the next run of a plan allocates, and packs its weights. Returns the bytes that went to the system
+ * (or to the allocator of the options). Nothing that the host holds, no plan and no bound plan is touched; results stay
+ * the same. Without this call a workspace that runs need less than half of shrinks after 64 of them, one that no run
+ * has used for some hundred runs goes, and under memory_limit all of it goes before a run fails. Any thread, at any
+ * time. */
+TRACE_API size_t trace_context_trim(trace_context *ctx);
 /* Report as text. Like snprintf: writes at most cap bytes with the NUL, *need (may be NULL) gets the length without
  * it; TRACE_ERR_MEMORY when cap was too small (counters grow between two calls: ask for some more). */
 TRACE_API enum trace_status trace_context_report(const trace_context *ctx, enum trace_format f, char *buf, size_t cap,

@@ -125,6 +125,7 @@ struct trace {
         }
         const char *describe() const { return trace_context_describe(c_); }
         status shutdown(int timeout_ms) const { return trace_context_shutdown(c_, timeout_ms); }
+        std::size_t trim() const { return trace_context_trim(c_); }
         trace_stats stats() const {
             trace_stats s{};
             s.size = sizeof s;

@@ -130,6 +130,17 @@ static void cpu_compiler_name(void *state, char *buf, size_t cap) {
     (void)snprintf(buf, cap, "LLVM %s, %s", jit->api->llvm_version, tj_cpu_level_name(jit->ctx->cpu.level));
 }
 
+static size_t cpu_drop_idle(void *state, int kind) {
+    struct tj_jit *jit = state;
+    switch (kind) {
+    case TJ_IDLE_WORKSPACES: return tj_plans_trim(jit);
+    case TJ_IDLE_PACKED: tj_pack_trim(jit); return 0; // their memory is kept for the next
+    default: return tj_kcache_trim(jit->kernels);
+    }
+}
+
+static size_t cpu_idle(void *state) { return tj_plans_idle(state); }
+
 const struct tj_backend tj_backend_cpu = {
     .name = "cpu",
     .create = cpu_create,
@@ -142,6 +153,8 @@ const struct tj_backend tj_backend_cpu = {
     .bound_release = tj_bound_plan_free,
     .release = tj_plan_release,
     .packed_free = tj_pack_free_all,
+    .drop_idle = cpu_drop_idle,
+    .idle = cpu_idle,
     .describe = tj_plan_describe,
     .report = tj_plan_report,
     .code = tj_plan_code,

@@ -11,7 +11,13 @@ struct tj_jit {
     const struct tj_module_api *api; // its table
     void *compiler;
     struct tj_kcache *kernels;
-    tj_mutex pack_lock;              // guards every storage's list of packed copies
+    tj_mutex pack_lock;              // guards every storage's set of packed copies
+    tj_cond pack_done;               // a copy has been filled
+    struct tj_packed_set *packed;    // the sets
+    uint32_t pack_epoch;             // one more when fork left them in the middle of a change
+    tj_mutex plans_lock;             // guards what follows
+    struct tj_plan *plans, *sweep;   // all plans; the next one that is looked at for workspaces unused for long
+    _Atomic uint32_t round;          // times all of them were looked at
     atomic_uint dump_serial;         // numbers the files of TRACEJIT_DUMP
     const void *helpers[TJ_HELPERS]; // C functions kernels may call
     struct tj_exec_host exec;        // the host's executable memory; map NULL: the system's
@@ -33,12 +39,15 @@ void tj_perf_tell(const struct tj_env *env, const struct tj_unit *units, size_t 
 // A repacked copy of (a view of) a storage. It belongs to the storage and its version: superseded copies go when the
 // last run that uses them has ended, the current one with the storage.
 struct tj_packed;
-// Finds or makes the copy of `w` (a view of st at element offset `offset`) in the form c wants; *out holds a reference.
-tj_status tj_pack_get(struct tj_jit *jit, struct tj_storage *st, const struct tj_contract *c, const struct tj_view *w,
-                      int64_t offset, struct tj_packed **out);
+struct tj_packed_set; // those of a storage
+// Finds or makes the copy of `w` (a view of st at element offset `offset`) in the form c wants, with a reference. NULL:
+// there is no room for it; w is used as it lies. must: whatever the bound of the storage's set is (a bound plan).
+struct tj_packed *tj_pack_get(struct tj_jit *jit, struct tj_storage *st, const struct tj_contract *c,
+                              const struct tj_view *w, int64_t offset, bool must);
 const void *tj_packed_data(const struct tj_packed *p);
 void tj_pack_put(struct tj_packed *p); // NULL is fine
 void tj_pack_free_all(struct tj_storage *st);
+void tj_pack_trim(struct tj_jit *jit); // drops copies that nobody uses now
 
 // ---- memory planning (memplan.c) ------------------------------------------------------------------------------------
 
@@ -57,6 +66,8 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
 void tj_bound_plan_run(struct tj_bound_plan *b);
 void tj_bound_plan_free(struct tj_bound_plan *b); // NULL is fine
 void tj_plan_release(struct tj_plan *p);
+size_t tj_plans_trim(struct tj_jit *jit); // drops the workspaces that no run uses now; their bytes
+size_t tj_plans_idle(struct tj_jit *jit); // bytes of those
 void tj_plan_describe(const struct tj_plan *p, struct tj_strbuf *sb);
 
 // ---- reports (plan_report.c) ----------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 // Entries are found by hash and confirmed by content. An entry is inserted in state COMPILING before the lock is
 // dropped, so that a second thread asking for the same kernel waits for the first instead of compiling again. What one
 // call compiles shares one mapping (a batch); the mapping goes when its last entry goes. Entries nobody holds are kept
-// for the next plan until the code they keep mapped exceeds the limit, then dropped oldest first.
+// for the next plan until the code they keep mapped exceeds the limit, then dropped oldest first. The table grows with
+// the entries, so that looking one up and dropping one take the same time whatever their number.
 #include "kcache.h"
 #include "cpu_backend.h"
 
@@ -28,30 +29,40 @@ struct tj_kentry {
     enum entry_state state;
     uint32_t process; // that compiles it: in a child of fork nobody finishes what the parent was compiling
     uint32_t refs;
-    uint64_t stamp; // when it was last put back
+    struct tj_kentry *newer, *older; // of those nobody holds
     struct tj_kernel_code code;
     struct tj_batch *batch;
 };
-#define BUCKETS 512
+#define BUCKETS 512 // at first
 struct tj_kcache {
     tj_mutex lock;
     tj_cond done; // some entry left COMPILING
-    struct tj_kentry *buckets[BUCKETS];
+    struct tj_kentry **buckets;
+    size_t nbuckets, n;                // buckets: a power of two; entries
+    struct tj_kentry *newest, *oldest; // of those nobody holds
     tj_compile_fn compile;
     void *user;
     uint64_t limit, bytes; // of mapped code
-    uint64_t clock, serial;
+    uint64_t serial;
 };
 
 struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t code_limit) {
     struct tj_kcache *c = tj_calloc(1, sizeof *c);
     if (!c)
         return NULL;
+    c->buckets = tj_calloc(BUCKETS, sizeof(struct tj_kentry *));
+    if (!c->buckets) {
+        tj_free(c);
+        return NULL;
+    }
+    c->nbuckets = BUCKETS;
     c->compile = compile;
     c->user = user;
     c->limit = code_limit;
     return c;
 }
+
+static struct tj_kentry **bucket(const struct tj_kcache *c, uint64_t hash) { return &c->buckets[hash % c->nbuckets]; }
 
 static void entry_free(struct tj_kcache *c, struct tj_kentry *e) {
     if (e->batch && --e->batch->live == 0) {
@@ -64,21 +75,37 @@ static void entry_free(struct tj_kcache *c, struct tj_kentry *e) {
 }
 
 static void unlink_entry(struct tj_kcache *c, struct tj_kentry *e) {
-    struct tj_kentry **p = &c->buckets[e->hash % BUCKETS];
+    struct tj_kentry **p = bucket(c, e->hash);
     while (*p != e)
         p = &(*p)->next;
     *p = e->next;
+    c->n--;
+}
+
+static void keep(struct tj_kcache *c, struct tj_kentry *e) {
+    e->newer = NULL;
+    e->older = c->newest;
+    *(c->newest ? &c->newest->newer : &c->oldest) = e;
+    c->newest = e;
+}
+
+static void hold(struct tj_kcache *c, struct tj_kentry *e) {
+    if (e->refs++ || e->state == COMPILING)
+        return;
+    *(e->newer ? &e->newer->older : &c->newest) = e->older;
+    *(e->older ? &e->older->newer : &c->oldest) = e->newer;
 }
 
 void tj_kcache_destroy(struct tj_kcache *c) {
     if (!c)
         return;
-    for (size_t b = 0; b < BUCKETS; b++) {
+    for (size_t b = 0; b < c->nbuckets; b++) {
         for (struct tj_kentry *e = c->buckets[b], *n; e; e = n) {
             n = e->next;
             entry_free(c, e);
         }
     }
+    tj_free(c->buckets);
     tj_free(c);
 }
 
@@ -99,10 +126,43 @@ static bool unit_matches(const struct tj_kentry *e, const struct tj_unit *u) {
 static bool left_behind(const struct tj_kentry *e) { return e->state == COMPILING && e->process != tj_process(); }
 
 static struct tj_kentry *find(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
-    for (struct tj_kentry *e = c->buckets[hash % BUCKETS]; e; e = e->next)
+    for (struct tj_kentry *e = *bucket(c, hash); e; e = e->next)
         if (e->hash == hash && e->state != FAILED && !left_behind(e) && unit_matches(e, u))
             return e;
     return NULL;
+}
+
+// In a child of fork, where a thread of the parent was in the middle of a change, the order is made anew.
+static void lock_kernels(struct tj_kcache *c) {
+    if (TJ_LIKELY(!tj_lock(&c->lock)))
+        return;
+    c->newest = c->oldest = NULL;
+    c->n = 0;
+    for (size_t b = 0; b < c->nbuckets; b++) {
+        for (struct tj_kentry *e = c->buckets[b]; e; e = e->next, c->n++) {
+            if (!e->refs && e->state == READY)
+                keep(c, e);
+        }
+    }
+}
+
+// Without memory for it the chains get longer.
+static void grow(struct tj_kcache *c) {
+    struct tj_kentry **old = c->buckets, **more = c->n < c->nbuckets ? NULL : tj_calloc(2 * c->nbuckets, sizeof *more);
+    if (!more)
+        return;
+    size_t n = c->nbuckets;
+    for (size_t b = 0; b < n; b++) {
+        for (struct tj_kentry *e = old[b], *next; e; e = next) {
+            struct tj_kentry **p = &more[e->hash % (2 * n)];
+            next = e->next;
+            e->next = *p;
+            *p = e;
+        }
+    }
+    c->buckets = more;
+    c->nbuckets = 2 * n;
+    tj_free(old);
 }
 
 static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
@@ -117,42 +177,52 @@ static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, ui
     e->gemm = u->gemm;
     e->hash = hash;
     e->process = tj_process();
-    e->next = c->buckets[hash % BUCKETS];
-    c->buckets[hash % BUCKETS] = e;
+    grow(c);
+    struct tj_kentry **p = bucket(c, hash);
+    e->next = *p;
+    *p = e;
+    c->n++;
     return e;
 }
 
-// Drops unheld entries, oldest first, until the mapped code is under the limit. A batch is unmapped only when all its
-// entries are gone, so this frees whole batches where it can.
-static void trim(struct tj_kcache *c) {
-    while (c->bytes > c->limit) {
-        struct tj_kentry *oldest = NULL;
-        for (size_t b = 0; b < BUCKETS; b++)
-            for (struct tj_kentry *e = c->buckets[b]; e; e = e->next)
-                if (!e->refs && e->state == READY && (!oldest || e->stamp < oldest->stamp))
-                    oldest = e;
-        if (!oldest)
-            return;
-        unlink_entry(c, oldest);
-        entry_free(c, oldest);
-    }
-}
-
-static void put_locked(struct tj_kcache *c, struct tj_kentry *e) {
-    e->stamp = ++c->clock;
-    if (--e->refs == 0 && e->state == FAILED) {
+// Drops entries that nobody holds, oldest first, until at most `most` bytes of code are mapped. A batch is unmapped
+// only when all its entries are gone, so this frees whole batches where it can.
+static void trim(struct tj_kcache *c, uint64_t most) {
+    while (c->bytes > most && c->oldest) {
+        struct tj_kentry *e = c->oldest;
+        hold(c, e);
         unlink_entry(c, e);
         entry_free(c, e);
     }
 }
 
+static void put_locked(struct tj_kcache *c, struct tj_kentry *e) {
+    if (--e->refs)
+        return;
+    if (e->state == FAILED) {
+        unlink_entry(c, e);
+        entry_free(c, e);
+        return;
+    }
+    keep(c, e);
+}
+
 void tj_kcache_put(struct tj_kcache *c, struct tj_kentry *e) {
     if (!e)
         return;
-    tj_lock(&c->lock);
+    lock_kernels(c);
     put_locked(c, e);
-    trim(c);
+    trim(c, c->limit);
     tj_unlock(&c->lock);
+}
+
+size_t tj_kcache_trim(struct tj_kcache *c) {
+    lock_kernels(c);
+    uint64_t before = c->bytes;
+    trim(c, 0);
+    uint64_t now = c->bytes;
+    tj_unlock(&c->lock);
+    return (size_t)(before - now);
 }
 
 // Compiles the units whose entries this call inserted; on return none of them is COMPILING.
@@ -164,7 +234,7 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     if (TJ_UNLIKELY(tj_unit_hook != NULL))
         tj_unit_hook(mine, n);
     tj_status s = batch ? c->compile(c->user, mine, n, &res) : TRACE_ERR_MEMORY;
-    tj_lock(&c->lock);
+    lock_kernels(c);
     if (!s) {
         batch->live = (uint32_t)n;
         batch->code = res.code;
@@ -183,7 +253,7 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
         memcpy(&entries[i]->code.fn, &mine[i].entry[0], sizeof(void *));
         memcpy(&entries[i]->code.fn2, &mine[i].entry[1], sizeof(void *));
     }
-    trim(c);
+    trim(c, c->limit);
     tj_cond_wake(&c->done);
     tj_unlock(&c->lock);
     if (!s)
@@ -204,7 +274,7 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         s = tj_fail(TRACE_ERR_MEMORY, "out of memory for %zu kernels", n);
         goto out;
     }
-    tj_lock(&c->lock);
+    lock_kernels(c);
     for (; got < n; got++) {
         uint64_t h = unit_hash(&units[got]);
         struct tj_kentry *e = find(c, &units[got], h);
@@ -216,7 +286,7 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
             (void)snprintf(mine[nmine].symbol, sizeof mine[nmine].symbol, "tj_%llu", (unsigned long long)c->serial++);
             mine_e[nmine++] = e;
         }
-        e->refs++;
+        hold(c, e);
         entries[got] = e;
     }
     tj_unlock(&c->lock);
@@ -227,7 +297,7 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         if (!s)
             s = cs;
     }
-    tj_lock(&c->lock);
+    lock_kernels(c);
     for (size_t i = 0; i < got; i++) {
         while (entries[i]->state == COMPILING)
             tj_cond_wait(&c->done, &c->lock, TJ_FOREVER);
@@ -249,7 +319,7 @@ struct tj_kernel_code tj_kentry_code(const struct tj_kentry *e) {
 }
 
 uint64_t tj_kcache_bytes(struct tj_kcache *c) {
-    tj_lock(&c->lock);
+    lock_kernels(c);
     uint64_t b = c->bytes;
     tj_unlock(&c->lock);
     return b;

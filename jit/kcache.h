@@ -25,5 +25,6 @@ void tj_kcache_put(struct tj_kcache *c, struct tj_kentry *e);
 // Test hook: told what is about to be compiled, under the keys that the cache has; may put other units in their place.
 extern void (*tj_unit_hook)(struct tj_unit *units, size_t n);
 struct tj_kernel_code tj_kentry_code(const struct tj_kentry *e);
+size_t tj_kcache_trim(struct tj_kcache *c);    // drops what nobody holds; bytes of code unmapped
 uint64_t tj_kcache_bytes(struct tj_kcache *c); // code mapped now
 #endif

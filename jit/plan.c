@@ -12,6 +12,11 @@
 #define PARALLEL_NS 25000.0 // estimated work below which a step stays on one thread
 #define IDLE_MIN 16         // instances a plan keeps for its next runs, or two a thread of the pool where that is more
 #define SPLIT_BLOCK 4096    // elements of one block of a split reduction (jit/kernel.h)
+#define LEAN_RUNS 64        // runs that need at most half of a workspace, until it shrinks to what they need
+#define LEAN_BYTES 262144   // smaller workspaces stay as they are
+#define SWEEP_RUNS 64       // runs of a plan until some plans are looked at
+#define SWEEP_PLANS 32      // so many
+#define OLD 2               // rounds in which nobody used it: a workspace goes
 
 // ---- compile --------------------------------------------------------------------------------------------------------
 
@@ -25,7 +30,36 @@ void tj_instance_free(struct tj_plan *p, struct tj_plan_instance *in) {
     tj_free(in);
 }
 
+static void lock_plans(struct tj_jit *jit) {
+    if (TJ_LIKELY(!tj_lock(&jit->plans_lock)))
+        return;
+    struct tj_plan **link = &jit->plans; // a thread that fork left behind was changing them
+    for (struct tj_plan *p = *link; p; link = &p->next, p = p->next)
+        p->link = link;
+    jit->sweep = NULL;
+}
+
+static void list_plan(struct tj_plan *p) {
+    struct tj_jit *jit = p->jit;
+    lock_plans(jit);
+    p->next = jit->plans;
+    p->link = &jit->plans;
+    if (p->next)
+        p->next->link = &p->next;
+    jit->plans = p;
+    tj_unlock(&jit->plans_lock);
+}
+
 static void plan_free(struct tj_plan *p) {
+    if (p->link) {
+        lock_plans(p->jit);
+        if (p->jit->sweep == p)
+            p->jit->sweep = p->next;
+        *p->link = p->next;
+        if (p->next)
+            p->next->link = p->link;
+        tj_unlock(&p->jit->plans_lock);
+    }
     for (struct tj_plan_instance *i = p->idle, *n; i; i = n) {
         n = i->next;
         tj_instance_free(p, i);
@@ -275,6 +309,7 @@ tj_status tj_plan_compile(void *state, const struct tj_segment *seg, struct tj_p
         p->info.bytes_workspace = bound_workspace(p, seg);
         p->info.bytes_moved = (uint64_t)tj_ex_hint(&p->prog->exprs, p->prog->bytes_moved);
         *info = p->info;
+        list_plan(p);
         *out = p;
         return TRACE_OK;
     }
@@ -519,27 +554,25 @@ tj_status tj_instance_sizes(const struct tj_plan *p, struct tj_plan_instance *in
     return TRACE_OK;
 }
 
-// Finds or makes the packed copies of weights.
-tj_status tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
+// Finds or makes the packed copies of weights; what finds no room is used as it lies.
+void tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_program *g = p->prog;
     for (uint32_t i = 0; i < g->nsteps; i++) { // weights first: whether they are packed decides workspaces
         struct tj_plan_step *ps = &p->steps[i];
         if (ps->weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
             continue;
         struct tj_storage *st = args->leaves[ps->weight_leaf].tensor->st;
-        // A bound plan writes it, and doesn't tell: no copy would stay right.
-        if (atomic_load_explicit(&st->pins_written, memory_order_acquire))
+        // A bound plan writes it, or a DLPack consumer may, and doesn't tell: no copy would stay right.
+        if (atomic_load_explicit(&st->pins_written, memory_order_acquire) ||
+            atomic_load_explicit(&st->exports, memory_order_acquire))
             continue;
         struct tj_view w;
         view_of(in, &g->steps[i].b, &w);
         if (!w.p || !tj_contract_pack_bytes(ps->contract, &w))
             continue;
         int64_t offset = (int64_t)(w.p - st->data) / (int64_t)tj_elem_bytes((tj_dtype)w.dtype);
-        tj_status s = tj_pack_get(p->jit, st, ps->contract, &w, offset, &in->packed[i]);
-        if (s)
-            return s;
+        in->packed[i] = tj_pack_get(p->jit, st, ps->contract, &w, offset, in->bound);
     }
-    return TRACE_OK;
 }
 
 // Values of all expressions with bucketed symbols at their capacity; false: one overflows.
@@ -661,19 +694,24 @@ bool tj_instance_moved(const struct tj_plan *p, const struct tj_plan_instance *i
 // Everything of a run that can fail, before the first kernel.
 static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args) {
     tj_status s = tj_instance_sizes(p, in, args);
-    if (!s)
-        s = tj_instance_pack(p, in, args);
     if (s)
         return s;
+    tj_instance_pack(p, in, args);
     if (tj_instance_moved(p, in)) {
         size_t want;
         in->placed = false; // also where the workspace can't be had
         s = tj_instance_place(p, in, &want);
         if (s)
             return s;
-        unsigned char *ws = want > in->ws_bytes ? tj_buffer_alloc(p->jit->ctx, want) : in->ws;
+        size_t take = want > in->floor ? want : in->floor;
+        unsigned char *ws = want > in->ws_bytes ? tj_buffer_alloc(p->jit->ctx, take) : in->ws;
+        if (want > in->ws_bytes && !ws && take > want) {
+            take = want;
+            ws = tj_buffer_alloc(p->jit->ctx, take);
+        }
         if (want > in->ws_bytes && !ws && in->caps && !in->tight) { // without the bucket's room the run may fit
             in->tight = true;
+            tj_instance_unpack(p, in); // which is done again
             return instance_prepare(p, in, args);
         }
         if (want > in->ws_bytes) {
@@ -682,7 +720,7 @@ static tj_status instance_prepare(struct tj_plan *p, struct tj_plan_instance *in
             if (in->ws)
                 tj_buffer_free(p->jit->ctx, in->ws, in->ws_bytes);
             in->ws = ws;
-            in->ws_bytes = want;
+            in->ws_bytes = take;
         }
         in->placed = true;
     }
@@ -710,10 +748,115 @@ void tj_instance_unpack(const struct tj_plan *p, struct tj_plan_instance *in) {
     }
 }
 
-static void instance_give(struct tj_plan *p, struct tj_plan_instance *in) {
-    tj_instance_unpack(p, in);
-    int most = 2 * tj_pool_threads(p->jit->ctx->pool);
+// A large run doesn't keep its workspace for ever.
+static void shrink(const struct tj_plan *p, struct tj_plan_instance *in) {
+    if (in->want > in->ws_bytes / 2 || in->ws_bytes < LEAN_BYTES) {
+        in->lean = 0;
+        in->most = 0;
+        return;
+    }
+    in->most = in->want > in->most ? in->want : in->most;
+    if (++in->lean < LEAN_RUNS)
+        return;
+    tj_buffer_release(p->jit->ctx, in->ws, in->ws_bytes);
+    in->ws = NULL;
+    in->ws_bytes = 0;
+    in->placed = false;
+    in->floor = in->most;
+    in->lean = 0;
+    in->most = 0;
+}
+
+static bool retain_live(struct tj_plan *p) {
+    int n = atomic_load(&p->refs);
+    while (n > 0 && !atomic_compare_exchange_weak(&p->refs, &n, n + 1))
+        continue;
+    return n > 0; // else it is on its way out
+}
+
+// Takes off a plan's instances that no run uses now: all, or those with a workspace worth it that none has used since
+// `round`. Each holds the plan then. The lock of the plans is held.
+static void take_idle(struct tj_plan *p, bool all, uint32_t round, struct tj_plan_instance **gone) {
     tj_lock(&p->lock);
+    for (struct tj_plan_instance **at = &p->idle; *at;) {
+        struct tj_plan_instance *in = *at;
+        if ((!all && ((int32_t)(in->round - round) > 0 || in->ws_bytes < LEAN_BYTES)) || !retain_live(p)) {
+            at = &in->next;
+            continue;
+        }
+        *at = in->next;
+        p->nidle--;
+        in->of = p;
+        in->next = *gone;
+        *gone = in;
+    }
+    tj_unlock(&p->lock);
+}
+
+// With no lock held: the host's allocator may call the library.
+static size_t drop_instances(struct tj_plan_instance *in) {
+    size_t bytes = 0;
+    for (struct tj_plan_instance *next; in; in = next) {
+        struct tj_plan *p = in->of;
+        next = in->next;
+        bytes += in->ws_bytes;
+        tj_buffer_release(p->jit->ctx, in->ws, in->ws_bytes);
+        in->ws = NULL;
+        tj_instance_free(p, in);
+        tj_plan_release(p);
+    }
+    return bytes;
+}
+
+// Looks at some plans, the next ones each time: what no run has used for two rounds goes.
+static void sweep(struct tj_jit *jit) {
+    struct tj_plan_instance *gone = NULL;
+    lock_plans(jit);
+    for (int i = 0; i < SWEEP_PLANS; i++) {
+        struct tj_plan *p = jit->sweep ? jit->sweep : jit->plans;
+        if (!p)
+            break;
+        take_idle(p, false, atomic_load_explicit(&jit->round, memory_order_relaxed) - OLD, &gone);
+        jit->sweep = p->next;
+        if (!jit->sweep) {
+            (void)atomic_fetch_add_explicit(&jit->round, 1, memory_order_relaxed);
+            break;
+        }
+    }
+    tj_unlock(&jit->plans_lock);
+    (void)drop_instances(gone);
+}
+
+size_t tj_plans_trim(struct tj_jit *jit) {
+    struct tj_plan_instance *gone = NULL;
+    lock_plans(jit);
+    for (struct tj_plan *p = jit->plans; p; p = p->next)
+        take_idle(p, true, 0, &gone);
+    tj_unlock(&jit->plans_lock);
+    return drop_instances(gone);
+}
+
+size_t tj_plans_idle(struct tj_jit *jit) {
+    size_t bytes = 0;
+    lock_plans(jit);
+    for (struct tj_plan *p = jit->plans; p; p = p->next) {
+        tj_lock(&p->lock);
+        for (const struct tj_plan_instance *in = p->idle; in; in = in->next)
+            bytes += in->ws_bytes;
+        tj_unlock(&p->lock);
+    }
+    tj_unlock(&jit->plans_lock);
+    return bytes;
+}
+
+static void instance_give(struct tj_plan *p, struct tj_plan_instance *in) {
+    struct tj_jit *jit = p->jit;
+    tj_instance_unpack(p, in);
+    shrink(p, in);
+    in->round = atomic_load_explicit(&jit->round, memory_order_relaxed);
+    int most = 2 * tj_pool_threads(jit->ctx->pool);
+    tj_lock(&p->lock);
+    bool due = ++p->runs % SWEEP_RUNS == 0;
     if (p->nidle < (most > IDLE_MIN ? most : IDLE_MIN)) {
         in->next = p->idle;
         p->idle = in;
@@ -722,6 +865,8 @@ static void instance_give(struct tj_plan *p, struct tj_plan_instance *in) {
     }
     tj_unlock(&p->lock);
     tj_instance_free(p, in);
+    if (TJ_UNLIKELY(due))
+        sweep(jit);
 }
 
 // ---- run ------------------------------------------------------------------------------------------------------------
@@ -1006,15 +1151,16 @@ tj_status tj_plan_bind(struct tj_plan *p, const struct tj_run_args *args, struct
     (void)atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
     b->plan = p;
     b->in = in;
+    in->bound = true;
     b->nsteps = g->nsteps;
     b->pool = in->pool = in->threads > 1 ? p->jit->ctx->pool : NULL;
     b->args.err = args->err; // loops look at it later; what else they need is theirs
     size_t want = 0;
     tj_status s = tj_instance_sizes(p, in, args);
-    if (!s)
-        s = tj_instance_pack(p, in, args);
-    if (!s)
+    if (!s) {
+        tj_instance_pack(p, in, args);
         s = tj_instance_place(p, in, &want);
+    }
     o->need = want;
     if (!s && want && o->memory && o->bytes < want)
         s = tj_fail(TRACE_ERR_ARGUMENT, "the workspace given has %zu bytes and the plan needs %zu", o->bytes, want);

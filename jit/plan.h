@@ -18,11 +18,16 @@ struct tj_plan_step {
 struct tj_turns; // plan_repeat.c: a loop in an instance
 struct tj_plan_instance {
     struct tj_plan_instance *next;
-    int64_t *vals;    // one an expression
-    int64_t *caps;    // the same with bucketed symbols at their capacity; NULL: no buckets
-    uint64_t padding; // bytes by which capacities have grown the workspace of `want` bytes
+    struct tj_plan *of; // on its way out: whose it is, with a reference
+    uint32_t round;     // of the context's plans when a run used it last
+    uint32_t lean;      // runs since one needed more than half of ws_bytes
+    size_t most, floor; // bytes that these needed at most; that are asked for at least
+    int64_t *vals;      // one an expression
+    int64_t *caps;      // the same with bucketed symbols at their capacity; NULL: no buckets
+    uint64_t padding;   // bytes by which capacities have grown the workspace of `want` bytes
     uint64_t want;
     bool tight; // there is no room for capacities
+    bool bound; // of a bound plan: weights are packed whatever it takes
     int64_t *ivals;
     unsigned char **bufs;
     union tj_scalar *svals;
@@ -55,9 +60,11 @@ struct tj_plan {
     char *text;                  // schedule, for reports
     struct tj_step_notes *notes; // one a step
     struct tj_plan_info info;
-    tj_mutex lock; // guards idle and nidle
-    struct tj_plan_instance *idle;
-    int nidle; // length of idle
+    tj_mutex lock;                 // guards idle, nidle and runs
+    struct tj_plan_instance *idle; // the last one used first
+    int nidle;                     // length of idle
+    uint32_t runs;                 // that have ended
+    struct tj_plan *next, **link;  // of the context's plans; link: what points here. Under the lock of those
 };
 
 static inline size_t tj_round_up(size_t n) { return (n + TJ_ALIGN - 1) & ~(size_t)(TJ_ALIGN - 1); }
@@ -69,7 +76,7 @@ void tj_instance_free(struct tj_plan *p, struct tj_plan_instance *in);          
 // In this order: sizes and the memory of leaves and outputs; packed weights; places (want: bytes of workspace), with
 // the workspace set by the caller; the steps' tables.
 tj_status tj_instance_sizes(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);
-tj_status tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);
+void tj_instance_pack(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);
 bool tj_instance_moved(const struct tj_plan *p, const struct tj_plan_instance *in); // it has to be placed (again)
 tj_status tj_instance_place(const struct tj_plan *p, struct tj_plan_instance *in, size_t *want);
 void tj_instance_fill(const struct tj_plan *p, struct tj_plan_instance *in, const struct tj_run_args *args);

@@ -178,7 +178,9 @@ tj_status tj_turns_sizes(const struct tj_plan *p, uint32_t i, struct tj_plan_ins
     tj_status s = turns_args(p, i, in, args);
     if (!s)
         s = tj_instance_sizes(p->steps[i].body, in->turns[i]->in, &in->turns[i]->args);
-    return s ? s : tj_instance_pack(p->steps[i].body, in->turns[i]->in, &in->turns[i]->args);
+    if (!s)
+        tj_instance_pack(p->steps[i].body, in->turns[i]->in, &in->turns[i]->args);
+    return s;
 }
 
 bool tj_turns_guess(const struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, const struct tj_run_args *args) {

@@ -147,6 +147,10 @@ struct tj_backend {
     void (*bound_run)(struct tj_bound_plan *b);
     void (*bound_release)(struct tj_bound_plan *b);
     void (*packed_free)(struct tj_storage *st);
+    // Drops what no run uses now and can be made again: enum tj_idle_kind; bytes given back to the system. NULL: there
+    // is nothing of the kind. idle: bytes of workspaces that no run uses now.
+    size_t (*drop_idle)(void *state, int kind);
+    size_t (*idle)(void *state);
     void (*describe)(const struct tj_plan *plan,
                      struct tj_strbuf *sb); // schedule as text: kernels, their ops and host lines
     // What a plan's kernels are, move and took; NULL: the backend can't tell.
@@ -158,6 +162,7 @@ struct tj_backend {
     tj_status (*code)(struct tj_plan *plan, uint32_t kernel, const char **text);
     void (*compiler_name)(void *state, char *buf, size_t cap); // "LLVM 22.1.8, avx2", or why there is none
 };
+enum tj_idle_kind { TJ_IDLE_WORKSPACES, TJ_IDLE_PACKED, TJ_IDLE_CODE };
 extern const struct tj_backend tj_backend_cpu; // jit/backend_cpu.c, or jit/backend_none.c
 
 // The compiler-free tier: runs the segment op by op. Same contract as run.

@@ -275,13 +275,6 @@ static bool over_limit(trace_context *ctx, int *what, char *why, size_t cap) {
     return true;
 }
 
-static bool retain_live(struct trace_region *r) {
-    int n = atomic_load(&r->refs);
-    while (n > 0 && !atomic_compare_exchange_weak(&r->refs, &n, n + 1))
-        continue;
-    return n > 0;
-}
-
 // Drops cold plans until r keeps its budget, then those of the region that holds most, until the context keeps its
 // limits.
 static void enforce_limits(struct trace_region *r, const struct tj_entry *keep) {
@@ -310,7 +303,7 @@ static void enforce_limits(struct trace_region *r, const struct tj_entry *keep) 
             from = NULL;
         }
         // A region whose last reference has gone is on its way out of the list, and its plans with it.
-        if (from && !retain_live(from))
+        if (from && !tj_region_retain_live(from))
             from = NULL;
         if (from) {
             tj_lock(&from->cache.lock);

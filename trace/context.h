@@ -12,7 +12,8 @@
     X(runs) X(records) X(replays) X(hits) X(misses) X(graphs) X(kernels) X(recompiles) X(breaks) X(evictions) \
     X(errors) X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) \
     X(emit_ns) X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed) \
-    X(fused_away) X(padding_bytes) X(checks) X(check_failures) X(bucket_bytes)
+    X(fused_away) X(padding_bytes) X(checks) X(check_failures) X(bucket_bytes) \
+    X(bytes_kept) X(bytes_idle) X(packed_copies) X(packed_dropped) X(packed_refused) X(bytes_trimmed)
 // clang-format on
 struct tj_counters {
 #define X(f) _Atomic uint64_t f;
@@ -52,7 +53,10 @@ struct trace_context {
 void tj_context_lock(trace_context *ctx);
 // Memory of tensors and workspaces through the host's allocator; counted in bytes_live; NULL + error on failure.
 void *tj_buffer_alloc(trace_context *ctx, size_t bytes);
+// The same for what can be done without: NULL, and no error, where it doesn't fit.
+void *tj_buffer_try(trace_context *ctx, size_t bytes);
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes);
+void tj_buffer_release(trace_context *ctx, void *p, size_t bytes); // for good: not kept for the next one
 void tj_context_retain(trace_context *ctx);
 static inline bool tj_timeline_on(const trace_context *ctx) {
     return atomic_load_explicit(&ctx->timeline_on, memory_order_relaxed);
@@ -215,7 +219,13 @@ void tj_eager_released(struct tj_run *run, const struct trace_tensor *t);
 struct tj_run *tj_eager_abandon(struct tj_run *run);
 // In trace/context.c: drops a reference that the library itself took with tj_context_retain.
 void tj_context_release(trace_context *ctx);
-// In trace/tensor.c: frees released buffers and handles kept for reuse; ctx->buffers may be NULL.
+// In trace/tensor.c: frees released buffers and handles kept for reuse; ctx->buffers may be NULL. trim: while the
+// context is in use; all, or what is beyond the slack and what is live now; gives the bytes. kept: of such buffers.
 void tj_buffers_free(trace_context *ctx);
+size_t tj_buffers_trim(trace_context *ctx, bool all);
+size_t tj_buffers_kept(trace_context *ctx);
+// In trace/trim.c: drops what the backend holds and no run uses now (enum tj_idle_kind), and tells the bytes of it.
+size_t tj_idle_drop(trace_context *ctx, int kind);
+size_t tj_idle_bytes(trace_context *ctx);
 // In trace/region.c: tj_current, tj_op_fail.
 #endif

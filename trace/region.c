@@ -145,29 +145,42 @@ static uint32_t thread_slot(void) {
 
 // ---- run objects ----------------------------------------------------------------------------------------------------
 
-static void box_free(struct tj_box *b) {
-    for (size_t i = 0; i < TJ_HINTS; i++)
+// Frees the arrays of an idle run object; its next run begins with none.
+static void box_clear(struct tj_box *b) {
+#define DROP(array, cap) (tj_free((void *)b->array), b->array = NULL, b->cap = 0)
+    for (size_t i = 0; i < TJ_HINTS; i++) {
         tj_entry_put(b->hints[i]);
-    for (size_t i = 0; i < TJ_PREDICT; i++)
+        b->hints[i] = NULL;
+    }
+    for (size_t i = 0; i < TJ_PREDICT; i++) {
         tj_entry_put(b->predict[i]);
+        b->predict[i] = NULL;
+    }
     tj_run_free(&b->run);
     tj_trace_free(&b->sub);
-    tj_free(b->run.scopes);
-    tj_free(b->outs);
-    tj_free(b->writes);
-    tj_free(b->subouts);
-    tj_free(b->subwrites);
-    tj_free(b->stored);
-    tj_free(b->outt);
-    tj_free(b->outmap);
-    tj_free(b->handles);
-    tj_free(b->map);
-    tj_free(b->mark);
-    tj_free(b->origin);
-    tj_free(b->instances);
-    tj_free(b->musts);
-    tj_free(b->deferred);
-    tj_free(b->pool);
+    DROP(run.scopes, run.capscopes);
+    DROP(outs, capouts);
+    DROP(writes, capwrites);
+    DROP(subouts, capsubouts);
+    DROP(subwrites, capsubwrites);
+    DROP(stored, capstored);
+    DROP(outt, capoutt);
+    DROP(outmap, capoutmap);
+    DROP(handles, caphandles);
+    DROP(map, capmap);
+    DROP(mark, capmark);
+    DROP(origin, caporigin);
+    DROP(instances, capinstances);
+    DROP(musts, capmusts);
+    DROP(deferred, capdeferred);
+    DROP(pool, cappool);
+    tj_replay_box_clear(b);
+#undef DROP
+    b->lean = 0;
+}
+
+static void box_free(struct tj_box *b) {
+    box_clear(b);
     tj_replay_box_free(b);
     tj_profile_box_free(b);
     tj_free(b);
@@ -248,12 +261,27 @@ void tj_box_give(struct tj_box *b) {
     tj_region_drop(r);
 }
 
+void tj_region_trim(struct trace_region *r) {
+    for (uint32_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = atomic_load_explicit(&r->slots[i], memory_order_acquire);
+        int idle = TJ_BOX_IDLE;
+        if (!b || !atomic_compare_exchange_strong(&b->state, &idle, TJ_BOX_ACTIVE))
+            continue;
+        atomic_store_explicit(&b->process, tj_process(), memory_order_relaxed);
+        b->run.process = tj_process();
+        box_clear(b);
+        tj_box_give(b);
+    }
+}
+
 // ---- regions --------------------------------------------------------------------------------------------------------
 
 #define DEFAULT_GRAPHS 64
 #define EAGER_GRAPHS 512
 #define MAX_GRAPHS (1u << 20)
 #define MAX_INPUT 65535
+#define LARGE_TRACE 16384 // nodes that a run object keeps room for, whatever its runs need
+#define LEAN_RUNS 64      // runs that need at most a quarter of more, until it is given up
 
 tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region_options *opt, bool hidden,
                         struct trace_region **out) {
@@ -332,6 +360,13 @@ tj_status trace_region_create(trace_context *ctx, const char *name, const trace_
     return tj_region_new(ctx, name ? name : "unnamed", &opt, false, out);
 }
 
+bool tj_region_retain_live(struct trace_region *r) {
+    int n = atomic_load(&r->refs);
+    while (n > 0 && !atomic_compare_exchange_weak(&r->refs, &n, n + 1))
+        continue;
+    return n > 0;
+}
+
 void tj_region_drop(struct trace_region *r) {
     if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
         return;
@@ -362,8 +397,10 @@ void tj_region_drop(struct trace_region *r) {
     bool hidden = r->hidden;
     tj_free(r->name);
     tj_free(r);
-    if (!hidden)
+    if (!hidden) {
+        (void)tj_buffers_trim(ctx, false); // what it needed at most counts no more
         tj_context_release(ctx);
+    }
 }
 
 void trace_region_release(trace_region *r) {
@@ -711,6 +748,11 @@ static void close_run(struct tj_box *b) {
     tj_run_drop(run);
     atomic_store_explicit(&b->begin_file, NULL, memory_order_relaxed);
     atomic_store_explicit(&b->begin_line, 0, memory_order_relaxed);
+    if (TJ_UNLIKELY(run->trace.capnodes > LARGE_TRACE)) { // a large run doesn't keep its arrays for ever
+        b->lean = run->trace.nnodes > run->trace.capnodes / 4 ? 0 : b->lean + 1;
+        if (b->lean >= LEAN_RUNS)
+            box_clear(b);
+    }
     tj_box_give(b);
 }
 

@@ -206,6 +206,7 @@ struct tj_box {
     const char *op;                          // single-op run: the op, for messages
     struct tj_capacity caps[TJ_BUCKET_DIMS]; // of the segment
     uint32_t unlearned;                      // segments since buckets were to be learned
+    uint32_t lean;                           // runs since one needed much of the arrays
     // scratch
     tj_ref *outs, *writes, *subouts, *subwrites, *stored;
     uint32_t capouts, capwrites, capsubouts, capsubwrites, capstored;
@@ -290,6 +291,10 @@ struct trace_region {
 tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region_options *opt, bool hidden,
                         struct trace_region **out);
 void tj_region_drop(struct trace_region *r); // one reference
+// One more, unless the last one has gone and the region is on its way out. The context's lock is held.
+bool tj_region_retain_live(struct trace_region *r);
+// Frees what run objects hold that are idle: their arrays, recordings in hand, hints of plans.
+void tj_region_trim(struct trace_region *r);
 // A run object for this thread, reset and with a new generation; NULL on failure. give: back to the region.
 struct tj_box *tj_box_take(struct trace_region *r);
 void tj_box_give(struct tj_box *box);
@@ -429,7 +434,8 @@ tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct t
 void tj_replay_drop(struct tj_box *b); // lets go of what the open replay holds
 // Of a run that is noted, before it runs: where its outputs come from. outmap: computed output or UINT32_MAX.
 void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const uint32_t *outmap);
-void tj_replay_note(struct tj_box *b); // after it: compares with the runs before
+void tj_replay_note(struct tj_box *b);      // after it: compares with the runs before
+void tj_replay_box_clear(struct tj_box *b); // what an idle run object holds for its next replays
 void tj_replay_box_free(struct tj_box *b);
 void tj_replay_region_free(struct trace_region *r);
 // What the plan of an open replay was made from.

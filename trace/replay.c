@@ -265,9 +265,15 @@ static void replay_free(struct tj_replay *p) {
     tj_free(p);
 }
 
-void tj_replay_box_free(struct tj_box *b) {
-    for (size_t i = 0; i < TJ_REPLAYS; i++)
+void tj_replay_box_clear(struct tj_box *b) {
+    for (size_t i = 0; i < TJ_REPLAYS; i++) {
         replay_free(b->replays[i]);
+        b->replays[i] = NULL;
+    }
+}
+
+void tj_replay_box_free(struct tj_box *b) {
+    tj_replay_box_clear(b);
     tj_free(b->sig);
     tj_free(b->rules);
 }

@@ -27,6 +27,18 @@ static void text_counters(struct tj_strbuf *sb, const trace_stats *s, const char
                  (double)(s->schedule_ns + s->emit_ns + s->codegen_ns) / 1e6);
 }
 
+static void text_bytes(struct tj_strbuf *sb, const trace_stats *s) {
+    tj_sb_printf(sb, "bytes: tensors and workspaces %llu (idle workspaces %llu), kept for the next %llu, code %llu\n",
+                 (unsigned long long)s->bytes_live, (unsigned long long)s->bytes_idle,
+                 (unsigned long long)s->bytes_kept, (unsigned long long)s->bytes_code);
+    tj_sb_printf(sb, "packed weights: %llu bytes in %llu copies", (unsigned long long)s->bytes_packed,
+                 (unsigned long long)s->packed_copies);
+    if (s->packed_dropped || s->packed_refused)
+        tj_sb_printf(sb, "; %llu made room for others, %llu operands found no room and were used as they lie",
+                     (unsigned long long)s->packed_dropped, (unsigned long long)s->packed_refused);
+    tj_sb_puts(sb, "\n");
+}
+
 // Lines of a longer text, indented.
 static void text_lines(struct tj_strbuf *sb, const char *text, const char *indent) {
     while (text && *text) {
@@ -182,7 +194,8 @@ static void label(struct tj_strbuf *sb, const char *s) {
 }
 
 static bool is_gauge(const char *name) {
-    return !strcmp(name, "bytes_live") || !strcmp(name, "bytes_code") || !strcmp(name, "bytes_packed") ||
+    return !strcmp(name, "bytes_kept") || !strcmp(name, "bytes_idle") || !strcmp(name, "packed_copies") ||
+           !strcmp(name, "bytes_live") || !strcmp(name, "bytes_code") || !strcmp(name, "bytes_packed") ||
            !strcmp(name, "worst_run_ns");
 }
 
@@ -274,9 +287,7 @@ tj_status trace_context_report(const trace_context *context, enum trace_format f
         if (compiler[0])
             tj_sb_printf(&sb, "compiler %s\n", compiler);
         text_counters(&sb, &s, "");
-        tj_sb_printf(&sb, "bytes: tensors and workspaces %llu, code %llu, packed weights %llu\n",
-                     (unsigned long long)s.bytes_live, (unsigned long long)s.bytes_code,
-                     (unsigned long long)s.bytes_packed);
+        text_bytes(&sb, &s);
         for (struct trace_region *r = ctx->regions; r; r = r->next)
             text_region(&sb, r);
     }

@@ -65,6 +65,8 @@ void tj_context_stats_locked(trace_context *ctx, trace_stats *stats) {
     }
     tj_stats_sum(ctx->eager, &sum);
     atomic_store_explicit(&sum.bytes_code, code, memory_order_relaxed);
+    atomic_store_explicit(&sum.bytes_kept, tj_buffers_kept(ctx), memory_order_relaxed);
+    atomic_store_explicit(&sum.bytes_idle, tj_idle_bytes(ctx), memory_order_relaxed);
     fill(ctx->eager, &sum, stats);
 }
 

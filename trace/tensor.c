@@ -7,8 +7,8 @@
 
 // ---- buffers ------------------------------------------------------------------------------------
 // Released memory is kept in size classes (eight steps a power of two) so that a steady loop allocates nothing. Kept
-// bytes stay under the larger of a fixed slack and the recent peak of live bytes; beyond it the longest unused go
-// first.
+// bytes stay under the larger of a fixed slack and the recent peak of live bytes, the larger of those of the last two
+// windows; beyond it the longest unused go first.
 
 struct free_buffer {                   // lies in the released memory itself
     struct free_buffer *next, *prev;   // of its class
@@ -17,13 +17,15 @@ struct free_buffer {                   // lies in the released memory itself
 };
 enum { CLASSES = 8 * 60, KEPT_HANDLES = 4096 };
 #define KEPT_SLACK ((size_t)64 << 20)
+#define WINDOW 256 // buffers released, over which a peak of live bytes counts
 
 struct tj_buffer_cache {
     tj_mutex lock;
     struct free_buffer *classes[CLASSES];
     struct free_buffer *newest, *oldest;
-    size_t kept, peak;
-    uint32_t frees;               // since the peak was lowered
+    size_t kept;
+    size_t peak, before;          // of live bytes, in this window and the one before it
+    uint32_t frees;               // in this window
     struct trace_tensor *tensors; // linked by next
     struct tj_storage *storages;  // linked by data
     uint32_t ntensors, nstorages;
@@ -130,25 +132,20 @@ static void free_chain(trace_context *ctx, struct free_buffer *b) {
     }
 }
 
-void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
-    unsigned cls;
-    size_t size;
-    struct tj_buffer_cache *c = cache_of(ctx);
-    if (!c || !class_of(bytes, &cls, &size)) {
-        tj_fail(TRACE_ERR_MEMORY, "out of memory: %zu bytes", bytes);
-        return NULL;
+// Counts `size` bytes more as live; false: the limit.
+static bool reserve(trace_context *ctx, size_t size, uint64_t *live) {
+    *live = TJ_COUNT_UP(&ctx->count, bytes_live, size) + size;
+    if (TJ_LIKELY(!ctx->opt.memory_limit || *live <= ctx->opt.memory_limit)) {
+        return true;
     }
-    uint64_t live = TJ_COUNT_UP(&ctx->count, bytes_live, size) + size;
-    size_t limit = ctx->opt.memory_limit;
-    if (limit && live > limit) {
-        atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
-        tj_fail(TRACE_ERR_MEMORY,
-                "memory_limit of %zu bytes reached: %zu more wanted, %llu in use; release tensors or "
-                "raise the limit",
-                limit, size, (unsigned long long)(live - size));
-        return NULL;
-    }
+    atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
+    return false;
+}
+
+// Memory of a class, from what is kept or the system; NULL: there is none. It is counted already.
+static void *take(trace_context *ctx, struct tj_buffer_cache *c, unsigned cls, size_t size, uint64_t live) {
     struct free_buffer *drop = NULL;
+    size_t limit = ctx->opt.memory_limit;
     lock_cache(c);
     if (live > c->peak) {
         c->peak = live;
@@ -158,7 +155,7 @@ void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
         unlink_buffer(c, b, cls);
     }
     if (limit && live + c->kept > limit) {
-        drop = trim(c, limit - live);
+        drop = trim(c, live < limit ? limit - live : 0);
     }
     tj_unlock(&c->lock);
     free_chain(ctx, drop);
@@ -175,11 +172,63 @@ void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
             p = raw_alloc(ctx, size);
         }
     }
+    return p;
+}
+
+void *tj_buffer_alloc(trace_context *ctx, size_t bytes) {
+    unsigned cls;
+    size_t size;
+    struct tj_buffer_cache *c = cache_of(ctx);
+    if (!c || !class_of(bytes, &cls, &size)) {
+        tj_fail(TRACE_ERR_MEMORY, "out of memory: %zu bytes", bytes);
+        return NULL;
+    }
+    // What lies idle is given back rather than failing: workspaces first, then packed copies.
+    for (int stage = 0;; stage++) {
+        uint64_t live;
+        bool room = reserve(ctx, size, &live);
+        void *p = room ? take(ctx, c, cls, size, live) : NULL;
+        if (TJ_LIKELY(p != NULL)) {
+            return p;
+        }
+        if (room) {
+            atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
+        }
+        if (stage <= TJ_IDLE_PACKED) {
+            (void)tj_idle_drop(ctx, stage);
+            continue;
+        }
+        if (room) {
+            tj_fail(TRACE_ERR_MEMORY, "out of memory: %zu bytes", bytes);
+        } else {
+            tj_fail(TRACE_ERR_MEMORY,
+                    "memory_limit of %zu bytes reached: %zu more wanted, %llu in use; release tensors or "
+                    "raise the limit",
+                    ctx->opt.memory_limit, size, (unsigned long long)atomic_load(&ctx->count.bytes_live));
+        }
+        return NULL;
+    }
+}
+
+void *tj_buffer_try(trace_context *ctx, size_t bytes) {
+    unsigned cls;
+    size_t size;
+    uint64_t live;
+    struct tj_buffer_cache *c = cache_of(ctx);
+    if (!c || !class_of(bytes, &cls, &size) || !reserve(ctx, size, &live)) {
+        return NULL;
+    }
+    void *p = take(ctx, c, cls, size, live);
     if (!p) {
         atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
-        tj_fail(TRACE_ERR_MEMORY, "out of memory: %zu bytes", bytes);
     }
     return p;
+}
+
+// What may be kept now. The lock is held.
+static size_t most_kept(const struct tj_buffer_cache *c) {
+    size_t peak = c->peak > c->before ? c->peak : c->before;
+    return peak > KEPT_SLACK ? peak : KEPT_SLACK;
 }
 
 void tj_buffer_free(trace_context *ctx, void *p, size_t bytes) {
@@ -207,14 +256,77 @@ void tj_buffer_free(trace_context *ctx, void *p, size_t bytes) {
     *(c->newest ? &c->newest->newer : &c->oldest) = b;
     c->newest = b;
     c->kept += size;
-    if (++c->frees >= 1024) { // a peak long ago keeps nothing for ever
+    if (++c->frees >= WINDOW) { // a peak long ago keeps nothing for ever
         c->frees = 0;
-        c->peak -= c->peak / 8;
-        c->peak = c->peak > live ? c->peak : (size_t)live;
+        c->before = c->peak;
+        c->peak = (size_t)live;
     }
-    drop = trim(c, c->peak > KEPT_SLACK ? c->peak : KEPT_SLACK);
+    drop = trim(c, most_kept(c));
     tj_unlock(&c->lock);
     free_chain(ctx, drop);
+}
+
+void tj_buffer_release(trace_context *ctx, void *p, size_t bytes) {
+    unsigned cls;
+    size_t size;
+    if (p && class_of(bytes, &cls, &size)) {
+        atomic_fetch_sub_explicit(&ctx->count.bytes_live, size, memory_order_relaxed);
+        raw_free(ctx, p, size);
+    }
+}
+
+size_t tj_buffers_kept(trace_context *ctx) {
+    struct tj_buffer_cache *c = __atomic_load_n(&ctx->buffers, __ATOMIC_ACQUIRE);
+    if (!c) {
+        return 0;
+    }
+    lock_cache(c);
+    size_t kept = c->kept;
+    tj_unlock(&c->lock);
+    return kept;
+}
+
+// Handles kept for reuse; their bytes.
+static size_t free_handles(struct trace_tensor *t, struct tj_storage *st) {
+    size_t bytes = 0;
+    while (t) {
+        struct trace_tensor *next = t->next;
+        bytes += sizeof *t;
+        tj_free(t);
+        t = next;
+    }
+    while (st) {
+        struct tj_storage *next = (struct tj_storage *)(void *)st->data;
+        bytes += sizeof *st;
+        tj_free(st);
+        st = next;
+    }
+    return bytes;
+}
+
+size_t tj_buffers_trim(trace_context *ctx, bool all) {
+    struct tj_buffer_cache *c = __atomic_load_n(&ctx->buffers, __ATOMIC_ACQUIRE);
+    struct trace_tensor *tensors = NULL;
+    struct tj_storage *storages = NULL;
+    if (!c) {
+        return 0;
+    }
+    lock_cache(c);
+    size_t kept = c->kept;
+    c->peak = c->before = (size_t)atomic_load_explicit(&ctx->count.bytes_live, memory_order_relaxed);
+    c->frees = 0;
+    struct free_buffer *drop = trim(c, all ? 0 : most_kept(c));
+    if (all) {
+        tensors = c->tensors;
+        storages = c->storages;
+        c->tensors = NULL;
+        c->storages = NULL;
+        c->ntensors = c->nstorages = 0;
+    }
+    kept -= c->kept;
+    tj_unlock(&c->lock);
+    free_chain(ctx, drop);
+    return kept + free_handles(tensors, storages);
 }
 
 void tj_buffers_free(trace_context *ctx) {
@@ -223,16 +335,7 @@ void tj_buffers_free(trace_context *ctx) {
         return;
     }
     free_chain(ctx, trim(c, 0));
-    while (c->tensors) {
-        struct trace_tensor *t = c->tensors;
-        c->tensors = t->next;
-        tj_free(t);
-    }
-    while (c->storages) {
-        struct tj_storage *st = c->storages;
-        c->storages = (struct tj_storage *)(void *)st->data;
-        tj_free(st);
-    }
+    (void)free_handles(c->tensors, c->storages);
     tj_free(c);
     ctx->buffers = NULL;
 }

@@ -26,7 +26,7 @@ struct tj_storage {
     void (*done)(void *user); // borrowed memory: told once when the last user has gone
     void *user;
     _Atomic(void *)
-        packed; // jit's repacked copies (struct tj_packed list), freed with the storage by ctx->backend->packed_free
+        packed; // jit's repacked copies (struct tj_packed_set), freed with the storage by ctx->backend->packed_free
 };
 // The public handle. Always at least 8-aligned, so bit 0 tells recorded values apart.
 struct trace_tensor {
