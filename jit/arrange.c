@@ -76,23 +76,6 @@ static uint16_t own_cost(const struct tj_li *in) {
     return argument ? 0 : (uint16_t)tj_op_cost(in->op);
 }
 
-// Operands of instruction i, those through its access included.
-static uint32_t operands(const struct tj_lower *l, uint32_t i, uint32_t *v) {
-    const struct tj_li *in = &l->ins[i];
-    uint32_t n = 0;
-    for (int j = 0; j < 6; j++) {
-        if (in->in[j] != TJ_LNONE) {
-            v[n++] = in->in[j];
-        }
-    }
-    if (in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE || in->op == TJ_KOP_COORD) {
-        const struct tj_la *a = &l->acc[in->imm];
-        for (uint32_t j = 0; j < a->nind; j++) {
-            v[n++] = a->ind[j];
-        }
-    }
-    return n;
-}
 static bool accesses(const struct tj_li *in) {
     return in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE || in->op == TJ_KOP_COORD;
 }
@@ -105,7 +88,7 @@ static void mark_live(struct arrange *a) {
         if (!a->live[i]) {
             continue;
         }
-        for (uint32_t j = operands(a->l, i, v); j-- > 0;) {
+        for (uint32_t j = tj_lo_operands(a->l, i, v); j-- > 0;) {
             a->live[v[j]] = true;
         }
         if (accesses(in)) {
@@ -354,7 +337,7 @@ static void levels(struct arrange *a) {
     for (uint32_t i = 0; i < a->n; i++) {
         const struct tj_li *in = &l->ins[i];
         bool full = false;
-        uint32_t pass = 0, nv = operands(l, i, v);
+        uint32_t pass = 0, nv = tj_lo_operands(l, i, v);
         if (accesses(in)) {
             for (uint32_t k = 0; k < l->niter; k++) {
                 full = full || (l->red[k] && l->acc[in->imm].coef[k]);
@@ -486,7 +469,7 @@ static uint16_t instruction(struct arrange *a, uint32_t i, uint32_t pass, bool f
 // Cost of computing a FULL value again now, what has a row buffer being cheap; stops counting above the limit.
 static uint32_t cost_again(const struct arrange *a, uint32_t i, uint32_t sofar) {
     uint32_t v[8], cost = sofar + own_cost(&a->l->ins[i]);
-    for (uint32_t j = 0, n = operands(a->l, i, v); j < n && cost <= CACHE_COST; j++) {
+    for (uint32_t j = 0, n = tj_lo_operands(a->l, i, v); j < n && cost <= CACHE_COST; j++) {
         if (!a->full[v[j]]) {
             continue;
         }
@@ -650,7 +633,7 @@ static void emit_all(struct arrange *a, const uint32_t *hazard_bufs, uint32_t nh
                     (void)need(a, i, p);
                 } else {
                     uint32_t v[8];
-                    for (uint32_t j = 0, nv = operands(l, i, v); j < nv; j++) {
+                    for (uint32_t j = 0, nv = tj_lo_operands(l, i, v); j < nv; j++) {
                         (void)need(a, v[j], p);
                     }
                 }

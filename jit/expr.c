@@ -95,11 +95,20 @@ static bool floor_div(int64_t a, int64_t b, int64_t *out) {
     return true;
 }
 
+static bool huge(int64_t *out) {
+    *out = TJ_EX_HUGE;
+    return true;
+}
+
 static bool apply(uint8_t op, int64_t a, int64_t b, int64_t *out) {
+    if (TJ_UNLIKELY(a == TJ_EX_HUGE || b == TJ_EX_HUGE)) {
+        *out = op == TJ_EX_MUL && (a == 0 || b == 0) ? 0 : TJ_EX_HUGE;
+        return true;
+    }
     switch (op) {
-    case TJ_EX_ADD: return !__builtin_add_overflow(a, b, out);
-    case TJ_EX_SUB: return !__builtin_sub_overflow(a, b, out);
-    case TJ_EX_MUL: return !__builtin_mul_overflow(a, b, out);
+    case TJ_EX_ADD: return !__builtin_add_overflow(a, b, out) || huge(out);
+    case TJ_EX_SUB: return !__builtin_sub_overflow(a, b, out) || huge(out);
+    case TJ_EX_MUL: return !__builtin_mul_overflow(a, b, out) || huge(out);
     case TJ_EX_DIV: return floor_div(a, b, out);
     case TJ_EX_MAX: *out = a > b ? a : b; return true;
     case TJ_EX_MIN: *out = a < b ? a : b; return true;

@@ -9,6 +9,9 @@
 
 typedef uint32_t tj_ex; // index into the table. 0 is the constant 0, 1 the constant 1.
 #define TJ_EX_NONE UINT32_MAX
+// A value beyond int64, as the strides of an empty tensor may have: times 0 it is 0, else it stays what it is. No
+// buffer has that size and no guard holds for it.
+#define TJ_EX_HUGE INT64_MAX
 enum tj_ex_op {
     TJ_EX_CONST,  // value
     TJ_EX_EXTENT, // extent of dim b of leaf a
@@ -18,7 +21,7 @@ enum tj_ex_op {
     TJ_EX_ATTR,   // word b of the attributes of node a, an amount that shapes its result
     TJ_EX_ADD,
     TJ_EX_SUB,
-    TJ_EX_MUL, // exact in int64; overflow is checked when evaluated
+    TJ_EX_MUL,
     TJ_EX_DIV, // floor division by a positive; by 0: 0, as extents of nothing are
     TJ_EX_MAX,
     TJ_EX_MIN,
@@ -34,7 +37,7 @@ struct tj_exprs {
     uint32_t n, cap;
     uint32_t *table;
     uint32_t tablesize;
-    bool failed; // out of memory or overflow; checked once at the end
+    bool failed; // out of memory; checked once at the end
 };
 void tj_exprs_init(struct tj_exprs *x);
 void tj_exprs_free(struct tj_exprs *x);
@@ -52,7 +55,7 @@ static inline bool tj_ex_of_shapes(const struct tj_exprs *x, tj_ex e) { return !
 tj_ex tj_ex_factor(const struct tj_exprs *x, tj_ex e, int64_t value);
 int64_t tj_ex_coefficient(const struct tj_exprs *x, tj_ex e);
 void tj_ex_print(const struct tj_exprs *x, tj_ex e, char *buf, size_t cap); // "x0.1*4"
-// Evaluates all n nodes into out[]; false on overflow.
+// Evaluates all n nodes into out[]; false: divides by a negative.
 struct tj_run_args;
 bool tj_exprs_eval(const struct tj_exprs *x, const struct tj_run_args *args, int64_t *out);
 // Whether that would give `vals` again: all that is not computed from others is the same.

@@ -80,8 +80,12 @@ struct tj_kernel *tj_kernel_copy(const struct tj_kernel *k) {
 }
 
 size_t tj_kernel_scratch(const struct tj_kernel *k, int64_t row_elems) {
+    const bool huge = (uint64_t)row_elems > SIZE_MAX / 64;
     size_t n = 0, row = (((size_t)row_elems + TJ_ROW_PAD - 1) & ~(size_t)(TJ_ROW_PAD - 1)) * TJ_ROW_ELEM;
     for (size_t i = 0; i < k->nins; i++) {
+        if (k->ins[i].flags & TJ_KF_CACHE && huge) {
+            return SIZE_MAX / 2; // no such room
+        }
         n += k->ins[i].flags & TJ_KF_CACHE ? row : 0;
         n += k->kind == TJ_K_COLS && k->ins[i].op == TJ_KOP_REDUCE ? TJ_COLS_PARTIALS : 0;
     }

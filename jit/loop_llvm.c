@@ -533,9 +533,14 @@ static void coords_make(struct gen *g, unsigned from, unsigned to) {
     }
 }
 
+// index: NULL for 0, which may be outside of extents of 0.
 static void coords_set(struct gen *g, unsigned from, unsigned to, tj_lv index) {
     struct tj_emit *e = g->e;
     for (unsigned d = to; d-- > from;) {
+        if (!index) {
+            tj_e_store(e, tj_e_i64(e, 0), g->var[d], 8);
+            continue;
+        }
         tj_lv ext = tj_l_ival(g, g->k->extent[d]);
         if (d == from) {
             tj_e_store(e, index, g->var[d], 8);
@@ -613,9 +618,11 @@ static void rows_pass(struct gen *g) {
     tj_lv more = LLVMBuildICmp(e->b, LLVMIntSGT, n, tj_e_i64(e, TJ_RED_BLOCK), "");
     if (several) {
         unsigned last = k->ndims - 1;
-        tj_lv lines = product(g, k->npar, last);
+        // Lines without elements are none: what a line needs is not looked at.
+        tj_lv lines = product(g, k->npar, last), none = LLVMBuildICmp(e->b, LLVMIntEQ, n, tj_e_i64(e, 0), "");
+        lines = LLVMBuildSelect(e->b, none, n, lines, "");
         tj_l_red_start(g, true, n);
-        coords_set(g, k->npar, last, tj_e_i64(e, 0));
+        coords_set(g, k->npar, last, NULL);
         tj_e_store(e, tj_e_i64(e, 0), g->counter, 8);
         struct tj_loop_state l;
         tj_e_loop(e, &l, tj_e_i64(e, 0), lines, tj_e_i64(e, 1), "line");
@@ -666,7 +673,7 @@ static void cols_pass(struct gen *g, tj_lv n) {
     tj_l_red_reset(g);
     tj_l_red_start(g, false, n);
     if (k->ndims - 1 - k->npar > 1) {
-        coords_set(g, k->npar, k->ndims - 1u, tj_e_i64(e, 0));
+        coords_set(g, k->npar, k->ndims - 1u, NULL);
     }
     tj_lv more = LLVMBuildICmp(e->b, LLVMIntSGT, n, tj_e_i64(e, TJ_RED_BLOCK), "");
     if (tree) {

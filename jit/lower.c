@@ -172,6 +172,60 @@ void tj_lo_store(struct tj_lower *l, const struct tj_geom *g, const struct tj_ma
     (void)tj_lo_emit(l, TJ_KOP_STORE, 0, value, m->mask, TJ_LNONE, a);
 }
 
+// Operands of instruction i, those through its access included.
+uint32_t tj_lo_operands(const struct tj_lower *l, uint32_t i, uint32_t *v) {
+    const struct tj_li *in = &l->ins[i];
+    uint32_t n = 0;
+    for (int j = 0; j < 6; j++) {
+        if (in->in[j] != TJ_LNONE) {
+            v[n++] = in->in[j];
+        }
+    }
+    if (in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE || in->op == TJ_KOP_COORD) {
+        const struct tj_la *a = &l->acc[in->imm];
+        for (uint32_t j = 0; j < a->nind; j++) {
+            v[n++] = a->ind[j];
+        }
+    }
+    return n;
+}
+
+// Whether a value differs along the reduced dims.
+static bool varies(struct tj_lower *l, uint32_t value) {
+    bool *full = TJ_ARENA_NEW(&l->tmp, bool, l->nins + 1);
+    uint32_t v[8];
+    if (!full) {
+        tj_lo_stop(l, TJ_L_MEMORY, TJ_NIL);
+        return true;
+    }
+    for (uint32_t i = 0; i <= value; i++) {
+        const struct tj_li *in = &l->ins[i];
+        bool access = in->op == TJ_KOP_LOAD || in->op == TJ_KOP_COORD;
+        for (uint32_t k = 0; access && k < l->niter; k++) {
+            full[i] = full[i] || (l->red[k] && l->acc[in->imm].coef[k]);
+        }
+        for (uint32_t j = tj_lo_operands(l, i, v); j-- > 0 && in->op != TJ_KOP_REDUCE;) {
+            full[i] = full[i] || full[v[j]];
+        }
+    }
+    return full[value];
+}
+
+// A check of what is the same for all reduced elements is made once a row: not where the row has no element.
+static uint32_t where_elements(struct tj_lower *l, uint32_t cond, uint32_t mask) {
+    tj_ex n = 1;
+    for (uint32_t k = 0; k < l->niter; k++) {
+        n = l->red[k] ? tj_lo_bin(l, TJ_EX_MUL, n, l->ext[k]) : n;
+    }
+    if (!l->reducing || l->stop || tj_ex_is_const(l->s->x, n) || varies(l, cond) ||
+        (mask != TJ_LNONE && varies(l, mask))) {
+        return mask;
+    }
+    l->lazy = true;
+    uint32_t none = tj_lo_const(l, TRACE_I64, 0, 0);
+    return tj_lo_and(l, mask, tj_lo_emit(l, TJ_OP_GT, TRACE_BOOL, tj_lo_ival(l, n), none, TJ_LNONE, 0));
+}
+
 void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, uint32_t ext, uint32_t mask) {
     uint32_t site = 0;
     while (site < l->nsites && l->sites[site] != l->trace) {
@@ -184,6 +238,7 @@ void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, ui
         }
         l->sites[l->nsites++] = l->trace;
     }
+    mask = where_elements(l, cond, mask);
     struct tj_li in = {
         .op = TJ_KOP_CHECK, .in = {cond, value, ext, mask, TJ_LNONE, TJ_LNONE}, .imm = (int64_t)kind << 24 | site};
     (void)put(l, &in);
@@ -525,7 +580,11 @@ static uint32_t reduction(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     }
     l->redset = true;
     memcpy(l->red, red, sizeof red);
+    bool lazy = l->lazy;
+    l->reducing++;
     uint32_t v = tj_lo_value(l, r->in[0], xm);
+    l->reducing--;
+    l->lazy = lazy;
     l->trace = r->trace;
     bool boolean = r->dtype == TRACE_BOOL;
     int64_t kind;
@@ -628,10 +687,14 @@ static uint32_t pointwise(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     return exact16(p->op) ? r : round_to(l, r, (uint8_t)d);
 }
 
-static uint32_t find(const struct tj_lower *l, tj_ref n, const struct tj_map *m) {
+static uint32_t find(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     for (uint32_t i = l->s->memo[n]; i; i = l->memo[i - 1].next) {
         const struct tj_map *o = l->memo[i - 1].map;
+        if (l->memo[i - 1].lazy && !l->reducing) {
+            continue; // its checks have to be made for rows without elements too
+        }
         if (o == m || (o->mask == m->mask && memcmp(o->d, m->d, m->rank * sizeof *m->d) == 0)) {
+            l->lazy |= l->memo[i - 1].lazy;
             return l->memo[i - 1].value;
         }
     }
@@ -660,6 +723,8 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         return TJ_LNONE;
     }
     l->depth++;
+    bool lazy = l->lazy;
+    l->lazy = false;
     if (d->op == TJ_OP_SCALAR) {
         v = scalar(l, n);
     } else if (d->op == TJ_G_EXTENT) {
@@ -711,7 +776,8 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         tj_lo_stop(l, TJ_L_MEMORY, TJ_NIL);
         return TJ_LNONE;
     }
-    l->memo[l->nmemo] = (struct tj_memo){n, m, v, s->memo[n]};
+    l->memo[l->nmemo] = (struct tj_memo){n, m, v, s->memo[n], l->lazy};
+    l->lazy |= lazy;
     s->memo[n] = ++l->nmemo;
     return v;
 }
@@ -723,7 +789,8 @@ void tj_lo_reset(struct tj_lower *l, bool keep_splits) {
     }
     tj_arena_free(&l->tmp);
     l->nmemo = l->nins = l->nacc = l->nsvals = l->nsites = l->depth = 0;
-    l->redset = false;
+    l->redset = l->lazy = false;
+    l->reducing = 0;
     memset(l->red, 0, sizeof l->red);
     if (keep_splits && l->stop == TJ_L_SPLIT) {
         for (uint32_t b = 0; b < l->nbase; b++) {

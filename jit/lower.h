@@ -138,6 +138,7 @@ struct tj_memo {
     tj_ref node;
     const struct tj_map *map;
     uint32_t value, next;
+    bool lazy; // some of its checks hold only where the reduced dims have elements
 };
 struct tj_lower {
     struct tj_sched *s;
@@ -150,6 +151,8 @@ struct tj_lower {
     tj_ex ext[TJ_KDIMS];
     bool red[TJ_KDIMS];
     bool redset;
+    uint32_t reducing; // operands of reductions being lowered, one in another
+    bool lazy;         // the value being lowered has lazy checks
     struct tj_li *ins;
     uint32_t nins, capins;
     struct tj_la *acc;
@@ -179,7 +182,8 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m); // i
 uint32_t tj_lo_emit(struct tj_lower *l, int op, tj_dtype d, uint32_t a, uint32_t b, uint32_t c, int64_t imm);
 uint32_t tj_lo_const(struct tj_lower *l, tj_dtype d, double f, int64_t i);
 uint32_t tj_lo_ival(struct tj_lower *l, tj_ex e);
-uint32_t tj_lo_coord(struct tj_lower *l, const struct tj_ixd *x); // a coordinate as an i64 value
+uint32_t tj_lo_coord(struct tj_lower *l, const struct tj_ixd *x);           // a coordinate as an i64 value
+uint32_t tj_lo_operands(const struct tj_lower *l, uint32_t i, uint32_t *v); // of instruction i, at most 8
 uint32_t tj_lo_load(struct tj_lower *l, const struct tj_geom *g, const struct tj_map *m);
 void tj_lo_store(struct tj_lower *l, const struct tj_geom *g, const struct tj_map *m, uint32_t value, tj_dtype d);
 uint32_t tj_lo_and(struct tj_lower *l, uint32_t mask, uint32_t cond); // mask may be TJ_LNONE

@@ -349,7 +349,7 @@ bool tj_plan_fits(const struct tj_plan *p, const struct tj_trace *t, const struc
     // First, since they know the op that demands it; to the extents, one of two that are equal is a mere copy.
     for (uint32_t i = 0; ok && i < g->nguards; i++) {
         const struct tj_guard *q = &g->guards[i];
-        if (v[q->a] == v[q->b])
+        if (v[q->a] == v[q->b] && v[q->a] != TJ_EX_HUGE)
             continue;
         ok = missed(p, why, tj_inlined_node(inlined, q->node), -1, q->a, v[q->a], v[q->b]);
         if (why)
@@ -432,11 +432,15 @@ static void view_of(const struct tj_plan_instance *in, const struct tj_geom *geo
     v->dtype = geom->dtype;
     v->rank = geom->rank;
     unsigned char *base = in->base[geom->buf];
-    v->p = base ? base + in->vals[geom->offset] * (int64_t)tj_elem_bytes((tj_dtype)geom->dtype) : NULL;
+    bool empty = false;
     for (size_t d = 0; d < geom->rank; d++) {
         v->dims[d] = in->vals[geom->dims[d]];
-        v->strides[d] = in->vals[geom->strides[d]];
+        v->strides[d] = v->dims[d] > 1 ? in->vals[geom->strides[d]] : 0;
+        empty |= v->dims[d] == 0;
     }
+    if (base && !empty) // else the offset may be anywhere
+        base += in->vals[geom->offset] * (int64_t)tj_elem_bytes((tj_dtype)geom->dtype);
+    v->p = base;
 }
 
 // How a loop is cut into tasks: by rows, or by columns where there are too few rows.
@@ -467,7 +471,7 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
             c.tasks = (int)rows;
     }
     int64_t n = c.by_cols ? c.cols : rows;
-    c.step = c.tasks == 1 ? n : (n + c.tasks - 1) / c.tasks; // a division costs as much as a small kernel
+    c.step = c.tasks == 1 ? n : n / c.tasks + (n % c.tasks != 0); // a division costs as much as a small kernel
     if (c.by_cols)
         c.step = (c.step + 63) / 64 * 64; // columns start on cache lines, whatever the dtype
     if (c.step < 1)
@@ -475,7 +479,12 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
     return c;
 }
 
-static int64_t split_blocks(int64_t row_elems) { return (row_elems + SPLIT_BLOCK - 1) / SPLIT_BLOCK; }
+static int64_t split_blocks(int64_t row_elems) { return row_elems / SPLIT_BLOCK + (row_elems % SPLIT_BLOCK != 0); }
+
+// Elements of a row; where there is no row to run they may be any number, and need no room.
+static int64_t row_elems_of(const struct tj_plan_instance *in, const struct tj_loop *l) {
+    return in->vals[l->rows] == 0 || in->vals[l->cols] == 0 ? 0 : in->vals[l->row_elems];
+}
 
 // Tasks of a step at most: each has scratch of its own.
 static size_t scratch_slots(const struct tj_plan_instance *in) {
@@ -488,14 +497,14 @@ static bool step_workspace(const struct tj_plan *p, uint32_t i, struct tj_plan_i
     const struct tj_step *st = &p->prog->steps[i];
     size_t n = 0;
     if (st->loop.kernel) {
-        size_t scratch = tj_round_up(tj_kernel_scratch(st->loop.kernel, in->vals[st->loop.row_elems]));
+        int64_t elems = row_elems_of(in, &st->loop);
+        size_t scratch = tj_round_up(tj_kernel_scratch(st->loop.kernel, elems));
         if (scratch > SIZE_MAX / 2 / (MAX_TASKS * 2))
             return false;
         n += scratch * scratch_slots(in);
         if (st->loop.kernel->split) {
             int64_t parts;
-            if (!tj_size_mul(in->vals[st->loop.rows], split_blocks(in->vals[st->loop.row_elems]), &parts) ||
-                !tj_size_mul(parts, 8, &parts))
+            if (!tj_size_mul(in->vals[st->loop.rows], split_blocks(elems), &parts) || !tj_size_mul(parts, 8, &parts))
                 return false;
             n += tj_round_up((size_t)parts);
         }
@@ -913,21 +922,35 @@ static void loop_setup(const struct tj_plan *p, uint32_t i, struct tj_plan_insta
                                 .sites = l->sites,
                                 .helpers = p->jit->helpers};
     r->fn = ps->code.fn;
-    r->scratch_bytes = tj_round_up(tj_kernel_scratch(l->kernel, in->vals[l->row_elems]));
+    r->scratch_bytes = tj_round_up(tj_kernel_scratch(l->kernel, row_elems_of(in, l)));
     r->scratch = in->ws + in->step_ws;
+}
+
+// Whether a kernel stores something for a row, be there elements in it or not.
+static bool stores_rows(const struct tj_kernel *k) {
+    for (uint32_t i = 0; i < k->nins; i++)
+        if (k->ins[i].op == TJ_KOP_STORE && k->ins[i].level == TJ_ROWLEVEL)
+            return true;
+    return false;
+}
+
+// Rows to run: rows without elements may be many, and nothing comes of them.
+static int64_t rows_of(const struct tj_plan_instance *in, const struct tj_loop *l) {
+    bool idle = l->kernel->kind != TJ_K_POINTWISE && in->vals[l->row_elems] == 0 && !stores_rows(l->kernel);
+    return idle ? 0 : in->vals[l->rows];
 }
 
 static void run_loop(struct tj_plan *p, uint32_t i, struct tj_plan_instance *in, const struct tj_run_args *args) {
     const struct tj_loop *l = &p->prog->steps[i].loop;
     struct loop_run r;
     loop_setup(p, i, in, args, &r);
-    int64_t rows = in->vals[l->rows];
+    int64_t rows = rows_of(in, l);
     if (!l->kernel->split) {
         loop_launch(in, &r, l, rows);
         return;
     }
     r.args.partials = r.scratch + r.scratch_bytes * scratch_slots(in);
-    loop_launch(in, &r, l, rows * split_blocks(in->vals[l->row_elems]));
+    loop_launch(in, &r, l, rows * split_blocks(row_elems_of(in, l)));
     r.fn = p->steps[i].code.fn2;
     r.cut = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
     loop_task(&r, 0);
@@ -980,6 +1003,7 @@ static void contract_setup(const struct tj_plan *p, uint32_t i, struct tj_plan_i
         a->epilogue = epilogue;
         a->epilogue_arg = r;
         a->epilogue_rows_whole = st->loop.kernel->kind != TJ_K_POINTWISE;
+        a->epilogue_of_nothing = tj_view_empty(&a->out) && stores_rows(st->loop.kernel);
     }
     a->workspace = in->ws + in->step_ws + used;
 }
@@ -1112,12 +1136,12 @@ static void bound_loop(struct tj_bound_plan *b, uint32_t i, const struct tj_run_
     struct bound_step *s = &b->steps[i];
     struct tj_plan_instance *in = b->in;
     loop_setup(b->plan, i, in, args, &s->loop);
-    int64_t rows = in->vals[l->rows];
+    int64_t rows = rows_of(in, l);
     if (l->kernel->split) {
         s->loop.args.partials = s->loop.scratch + s->loop.scratch_bytes * scratch_slots(in);
         s->fn2 = b->plan->steps[i].code.fn2;
         s->cut2 = (struct cut){.tasks = 1, .rows = rows, .cols = 1, .step = rows > 0 ? rows : 1};
-        rows *= split_blocks(in->vals[l->row_elems]);
+        rows *= split_blocks(row_elems_of(in, l));
     }
     s->loop.cut = cut_loop(in->threads, l, in->vals, rows);
     if (s->loop.cut.tasks == 1) // launched without a task around it

@@ -246,6 +246,9 @@ static void run(const struct tj_contract *c, const struct tj_contract_args *a) {
 
 void tj_contract_run(const struct tj_contract *c, const struct tj_contract_args *a) {
     if (tj_view_empty(&a->out)) {
+        if (a->epilogue_of_nothing) {
+            a->epilogue(a->epilogue_arg, 0, 0, tj_view_count(&a->out, a->out.rank - 1), 0, 0);
+        }
         return;
     }
     if (!contracts(c) || out_dense(c, &a->out)) {

@@ -41,6 +41,8 @@ size_t tj_contract_pack_bytes(const struct tj_contract *c, const struct tj_view 
 uint64_t tj_contract_pack_layout(const struct tj_contract *c, const struct tj_view *w);
 void tj_contract_pack(const struct tj_contract *c, const struct tj_view *w, void *dst);
 
+bool tj_view_empty(const struct tj_view *v);
+
 struct tj_contract_args {
     struct tj_view out, a, b, c, d; // as in tj_step; those the step does not have are ignored
     const void *packed;             // b in packed form, or NULL: packed into the workspace
@@ -54,6 +56,7 @@ struct tj_contract_args {
     void (*epilogue)(void *arg, int slot, int64_t row0, int64_t row1, int64_t col0, int64_t col1);
     void *epilogue_arg;
     bool epilogue_rows_whole;  // the epilogue needs whole rows: col0 = 0, col1 = extent
+    bool epilogue_of_nothing;  // the result is empty, and the epilogue has something to store for its rows
     struct tj_data_error *err; // INDEX_COPY: where an index out of range is reported
     tj_ref node;               // with this node
 };

@@ -71,7 +71,6 @@ void tj_widen(float *dst, const void *src, int64_t n, uint8_t dtype, bool wide);
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
-bool tj_view_empty(const struct tj_view *v);
 // Bytes from element 0 to the element `index` (row-major) of the leading `n` dims.
 int64_t tj_view_at(const struct tj_view *v, int n, int64_t index, int size);
 // Product of the leading n extents.

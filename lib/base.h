@@ -54,6 +54,11 @@ bool tj_size_add(int64_t a, int64_t b, int64_t *out);
 bool tj_numel(const int64_t *dims, size_t rank, int64_t *out); // product of extents
 bool tj_tensor_bytes(tj_dtype d, int64_t numel, size_t *out);  // rounded up to whole blocks
 // Row-major strides in elements of a contiguous tensor. Extents are known not to overflow.
+// A distance between elements, `by` times over; 0 where that overflows: of a dim of extent 1, or of an empty tensor.
+static inline int64_t tj_stride_times(int64_t stride, int64_t by) {
+    int64_t r;
+    return __builtin_mul_overflow(stride, by, &r) ? 0 : r;
+}
 void tj_contiguous_strides(const int64_t *dims, size_t rank, int64_t *strides);
 
 // ---- allocation -----------------------------------------------------------------------------

@@ -195,13 +195,16 @@ bool tj_check_same(const struct trace_tensor *got, const struct trace_tensor *wa
             return false;
         }
         for (size_t k = rank; k-- > 0;) {
-            a += got->strides[k] * (int64_t)elem;
-            b += want->strides[k] * (int64_t)elem;
-            if (++at[k] < want->dims[k])
+            if (want->dims[k] == 1)
+                continue;
+            if (++at[k] < want->dims[k]) {
+                a += got->strides[k] * (int64_t)elem;
+                b += want->strides[k] * (int64_t)elem;
                 break;
+            }
             at[k] = 0;
-            a -= got->dims[k] * got->strides[k] * (int64_t)elem;
-            b -= want->dims[k] * want->strides[k] * (int64_t)elem;
+            a -= (got->dims[k] - 1) * got->strides[k] * (int64_t)elem;
+            b -= (want->dims[k] - 1) * want->strides[k] * (int64_t)elem;
         }
     }
     return true;

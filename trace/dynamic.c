@@ -210,7 +210,7 @@ bool tj_shadow_leaves(const struct tj_trace *t, struct tj_leaf **leaves) {
             case TJ_LAY_STRIDED: x->strides[d] = packed < 2 ? 3 : packed + 16; break;
             default: x->strides[d] = packed; break;
             }
-            packed = x->strides[d] * (x->dims[d] > 0 ? x->dims[d] : 1);
+            packed = tj_stride_times(x->strides[d], x->dims[d] > 0 ? x->dims[d] : 1);
         }
         (*leaves)[i].tensor = x;
     }

@@ -150,11 +150,12 @@ bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank
     int64_t chunk = 1, base = rank ? strides[rank - 1] : 1, taken = 1;
     for (size_t i = rank; i-- > 0;) {
         chunk *= dims[i];
-        if (i > 0 && (dims[i - 1] == 1 || strides[i - 1] == chunk * base)) {
+        int64_t next;
+        if (i > 0 && (dims[i - 1] == 1 || (!__builtin_mul_overflow(chunk, base, &next) && strides[i - 1] == next))) {
             continue;
         }
         while (j > 0 && (taken < chunk || to[j - 1] == 1)) {
-            out[j - 1] = taken * base;
+            out[j - 1] = tj_stride_times(taken, base);
             taken *= to[j - 1];
             j--;
         }
@@ -171,7 +172,7 @@ bool tj_reshape_strides(const int64_t *dims, const int64_t *strides, size_t rank
         if (to[j] != 1) {
             return false;
         }
-        out[j] = taken * base;
+        out[j] = tj_stride_times(taken, base);
     }
     return true;
 }

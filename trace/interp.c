@@ -250,6 +250,8 @@ static bool geom_span(const struct tj_igeom *g, size_t elem, int64_t *lo, int64_
         if (g->dims[d] == 0) {
             return false;
         }
+    }
+    for (size_t d = 0; d < g->rank; d++) {
         int64_t far = (g->dims[d] - 1) * g->strides[d];
         *(far < 0 ? lo : hi) += far;
     }
@@ -597,7 +599,7 @@ static void run_update(const struct plan *p, tj_ref n) {
         int64_t st[TJ_MAX_RANK];
         tj_contiguous_strides(from.dims, from.rank, st);
         for (size_t d = 0; d < from.rank; d++) {
-            copy.st[d] = st[d] * elem;
+            copy.st[d] = tj_stride_times(st[d], elem);
         }
         tj_icopy(&copy, &from);
         from = copy;
@@ -605,7 +607,7 @@ static void run_update(const struct plan *p, tj_ref n) {
     struct tj_iview part = {.p = to.p + g.offset * elem, .dtype = to.dtype, .rank = g.rank};
     for (size_t d = 0; d < g.rank; d++) {
         part.dims[d] = g.dims[d];
-        part.st[d] = g.strides[d] * elem;
+        part.st[d] = tj_stride_times(g.strides[d], elem);
     }
     from = tj_iview_expand(&from, part.dims, part.rank);
     tj_icopy(&part, &from);
@@ -614,6 +616,10 @@ static void run_update(const struct plan *p, tj_ref n) {
 static void run_node(const struct plan *p, tj_ref n) {
     const struct tj_interp *it = &p->it;
     const struct tj_node *d = node_of(p, n);
+    int64_t numel;
+    if (tj_numel(tj_shape_dims(it->t, d->shape), tj_shape_rank(it->t, d->shape), &numel) && numel == 0) {
+        return; // nothing to compute or to look at, however large its other extents
+    }
     switch (tj_ops[d->op].cls) {
     case TJ_SOURCE:
         if (d->op == TJ_OP_ARANGE) {
@@ -662,7 +668,7 @@ static tj_status run_loop(struct plan *p, struct loop *l) {
         int64_t st[TJ_MAX_RANK];
         tj_contiguous_strides(to.dims, to.rank, st);
         for (size_t d = 0; d < to.rank; d++) {
-            to.st[d] = st[d] * (int64_t)tj_elem_bytes(to.dtype);
+            to.st[d] = tj_stride_times(st[d], (int64_t)tj_elem_bytes(to.dtype));
         }
         to.p = l->in[i];
         tj_icopy(&to, &from);
@@ -748,7 +754,7 @@ static tj_status execute(struct plan *p) {
         const struct trace_tensor *x = it->args->outs[i];
         to.p = tj_tensor_data(x);
         for (size_t d = 0; d < to.rank; d++) {
-            to.st[d] = x->strides[d] * (int64_t)tj_elem_bytes(to.dtype);
+            to.st[d] = tj_stride_times(x->strides[d], (int64_t)tj_elem_bytes(to.dtype));
         }
         if (to.p != from.p) {
             tj_icopy(&to, &from);

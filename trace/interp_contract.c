@@ -310,8 +310,12 @@ size_t tj_interp_scratch(const struct tj_interp *it, tj_ref n) {
     if (tj_inode(it, n)->op != TJ_OP_SDPA) {
         return 0;
     }
-    const struct tj_node *k = tj_inode(it, tj_iin(it, n, 1));
+    const struct tj_node *k = tj_inode(it, tj_iin(it, n, 1)), *out = tj_inode(it, n);
     const int64_t *dims = tj_shape_dims(it->t, k->shape);
+    int64_t numel;
+    if (tj_numel(tj_shape_dims(it->t, out->shape), tj_shape_rank(it->t, out->shape), &numel) && numel == 0) {
+        return 0;
+    }
     return ((size_t)dims[tj_shape_rank(it->t, k->shape) - 2] + 1) * sizeof(double); // one row of scores
 }
 

@@ -130,7 +130,7 @@ struct tj_iview tj_iview_of(const struct tj_interp *it, tj_ref n) {
     const int64_t *dims = tj_shape_dims(it->t, d->shape);
     for (size_t k = 0; k < v.rank; k++) {
         v.dims[k] = dims[k];
-        v.st[k] = it->vals[n].strides[k] * (int64_t)tj_elem_bytes(v.dtype);
+        v.st[k] = tj_stride_times(it->vals[n].strides[k], (int64_t)tj_elem_bytes(v.dtype));
     }
     return v;
 }
@@ -151,6 +151,13 @@ void tj_walk_init(struct tj_walk *w, const int64_t *dims, size_t rank, const str
     *w = (struct tj_walk){.narrays = n, .left = 1};
     for (size_t a = 0; a < n; a++) {
         w->p[a] = arrays[a].p;
+    }
+    for (size_t d = 0; d < rank; d++) {
+        if (dims[d] == 0) {
+            w->left = 0;
+            w->rank = 1;
+            return;
+        }
     }
     for (size_t d = 0; d < rank; d++) {
         w->left *= dims[d];
@@ -378,7 +385,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
         if (dims[a->dim] > 0) { // an empty slice may start past the end: no address is made of it
             g->offset += integer(it, in[1]) * o.strides[a->dim];
         }
-        g->strides[a->dim] *= a->step;
+        g->strides[a->dim] = tj_stride_times(g->strides[a->dim], a->step);
         break;
     }
     case TJ_OP_DIAGONAL: {
@@ -393,12 +400,12 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
                 g->strides[k++] = o.strides[d];
             }
         }
-        g->strides[k] = o.strides[a->d0] + o.strides[a->d1];
+        g->strides[k] = dims[rank - 1] > 1 ? o.strides[a->d0] + o.strides[a->d1] : 0;
         break;
     }
     case TJ_OP_UNFOLD: {
         const struct tj_attr_unfold *a = tj_node_attr(it->t, node);
-        g->strides[a->dim] *= a->step;
+        g->strides[a->dim] = tj_stride_times(g->strides[a->dim], a->step);
         g->strides[rank - 1] = o.strides[a->dim];
         break;
     }

@@ -154,7 +154,7 @@ static void reshape(const struct tj_interp *it, tj_ref n) {
     int64_t st[TJ_MAX_RANK];
     tj_contiguous_strides(x.dims, x.rank, st);
     for (size_t d = 0; d < x.rank; d++) {
-        out.st[d] = st[d] * (int64_t)tj_elem_bytes(out.dtype);
+        out.st[d] = tj_stride_times(st[d], (int64_t)tj_elem_bytes(out.dtype));
     }
     tj_icopy(&out, &x);
 }

@@ -213,13 +213,13 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
     case TJ_OP_SLICE: {
         const struct tj_attr_slice *a = attr;
         memcpy(strides, v->strides, sizeof strides);
-        v->offset += param_of(t, n->in[1]) * strides[a->dim];
-        strides[a->dim] *= a->step;
+        v->offset += dims[a->dim] > 0 ? param_of(t, n->in[1]) * strides[a->dim] : 0;
+        strides[a->dim] = tj_stride_times(strides[a->dim], a->step);
         break;
     }
     case TJ_OP_DIAGONAL: {
         const struct tj_attr_diagonal *a = attr;
-        int64_t off = param_of(t, n->in[1]);
+        int64_t off = dims[rank - 1] > 0 ? param_of(t, n->in[1]) : 0;
         v->offset += off >= 0 ? off * v->strides[a->d1] : -off * v->strides[a->d0];
         size_t k = 0;
         for (size_t i = 0; i < v->rank; i++) {
@@ -227,7 +227,7 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
                 strides[k++] = v->strides[i];
             }
         }
-        strides[k] = v->strides[a->d0] + v->strides[a->d1];
+        strides[k] = dims[rank - 1] > 1 ? v->strides[a->d0] + v->strides[a->d1] : 0;
         break;
     }
     case TJ_OP_UNFOLD: {
@@ -236,7 +236,7 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
         if (rank == v->rank + 1) {
             strides[rank - 1] = v->strides[a->dim];
         }
-        strides[a->dim] *= a->step;
+        strides[a->dim] = tj_stride_times(strides[a->dim], a->step);
         break;
     }
     case TJ_OP_AS_STRIDED:
@@ -324,11 +324,11 @@ struct range {
 
 static struct range range_of(const struct trace_tensor *t) {
     uintptr_t lo = (uintptr_t)t->st->data + (uintptr_t)t->offset * tj_elem_bytes((tj_dtype)t->dtype);
-    int64_t n = 1;
-    for (size_t i = 0; i < t->rank; i++) {
+    int64_t n = t->numel ? 1 : 0;
+    for (size_t i = 0; n && i < t->rank; i++) {
         n += (t->dims[i] - 1) * t->strides[i];
     }
-    return (struct range){lo, lo + (t->numel ? (uintptr_t)n * tj_elem_bytes((tj_dtype)t->dtype) : 0)};
+    return (struct range){lo, lo + (uintptr_t)n * tj_elem_bytes((tj_dtype)t->dtype)};
 }
 
 static bool touches(const struct trace_tensor *t, struct range r, const struct tj_storage *st) {

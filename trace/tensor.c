@@ -627,11 +627,11 @@ static int64_t gcd(int64_t a, int64_t b) {
 
 // Elements from the first to the last one, plus 1.
 static int64_t span_of(const struct trace_tensor *t) {
-    int64_t n = 1;
-    for (size_t i = 0; i < t->rank; i++) {
+    int64_t n = t->numel ? 1 : 0;
+    for (size_t i = 0; n && i < t->rank; i++) {
         n += (t->dims[i] - 1) * t->strides[i];
     }
-    return t->numel ? n : 0;
+    return n;
 }
 
 bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b) {
@@ -692,13 +692,13 @@ void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, con
         size_t i = outer;
         while (i > 0) {
             i--;
-            d += dst_strides[i] * e;
-            s += src_strides[i] * e;
             if (++at[i] < dims[i]) {
+                d += dst_strides[i] * e;
+                s += src_strides[i] * e;
                 break;
             }
-            d -= dst_strides[i] * dims[i] * e;
-            s -= src_strides[i] * dims[i] * e;
+            d -= dst_strides[i] * (dims[i] - 1) * e;
+            s -= src_strides[i] * (dims[i] - 1) * e;
             at[i] = 0;
             if (i == 0) {
                 return;
