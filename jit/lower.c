@@ -211,22 +211,19 @@ static bool varies(struct tj_lower *l, uint32_t value) {
     return full[value];
 }
 
-// A check of what is the same for all reduced elements is made once a row: not where the row has no element.
-static uint32_t where_elements(struct tj_lower *l, uint32_t cond, uint32_t mask) {
-    tj_ex n = 1;
-    for (uint32_t k = 0; k < l->niter; k++) {
-        n = l->red[k] ? tj_lo_bin(l, TJ_EX_MUL, n, l->ext[k]) : n;
-    }
-    if (!l->reducing || l->stop || tj_ex_is_const(l->s->x, n) || varies(l, cond) ||
+// A check of node n that is the same for all reduced elements is made once a row, also where the row has no element:
+// not if that is because n has none.
+static uint32_t where_elements(struct tj_lower *l, tj_ref n, uint32_t cond, uint32_t mask) {
+    tj_ex elems = tj_g_elems(l->s->g, n);
+    if (!l->reducing || l->stop || tj_ex_is_const(l->s->x, elems) || varies(l, cond) ||
         (mask != TJ_LNONE && varies(l, mask))) {
         return mask;
     }
-    l->lazy = true;
     uint32_t none = tj_lo_const(l, TRACE_I64, 0, 0);
-    return tj_lo_and(l, mask, tj_lo_emit(l, TJ_OP_GT, TRACE_BOOL, tj_lo_ival(l, n), none, TJ_LNONE, 0));
+    return tj_lo_and(l, mask, tj_lo_emit(l, TJ_OP_GT, TRACE_BOOL, tj_lo_ival(l, elems), none, TJ_LNONE, 0));
 }
 
-void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, uint32_t ext, uint32_t mask) {
+void tj_lo_check(struct tj_lower *l, tj_ref n, int kind, uint32_t cond, uint32_t value, uint32_t ext, uint32_t mask) {
     uint32_t site = 0;
     while (site < l->nsites && l->sites[site] != l->trace) {
         site++;
@@ -238,7 +235,7 @@ void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, ui
         }
         l->sites[l->nsites++] = l->trace;
     }
-    mask = where_elements(l, cond, mask);
+    mask = where_elements(l, n, cond, mask);
     struct tj_li in = {
         .op = TJ_KOP_CHECK, .in = {cond, value, ext, mask, TJ_LNONE, TJ_LNONE}, .imm = (int64_t)kind << 24 | site};
     (void)put(l, &in);
@@ -580,11 +577,9 @@ static uint32_t reduction(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     }
     l->redset = true;
     memcpy(l->red, red, sizeof red);
-    bool lazy = l->lazy;
     l->reducing++;
     uint32_t v = tj_lo_value(l, r->in[0], xm);
     l->reducing--;
-    l->lazy = lazy;
     l->trace = r->trace;
     bool boolean = r->dtype == TRACE_BOOL;
     int64_t kind;
@@ -628,7 +623,7 @@ static uint32_t round_to(struct tj_lower *l, uint32_t v, uint8_t d) {
 }
 
 // Data errors of integer division and powers.
-static void integer_checks(struct tj_lower *l, uint16_t op, tj_dtype d, const uint32_t *v, uint32_t mask) {
+static void integer_checks(struct tj_lower *l, tj_ref n, uint16_t op, tj_dtype d, const uint32_t *v, uint32_t mask) {
     if (tj_is_float(d) || l->stop) {
         return;
     }
@@ -636,7 +631,7 @@ static void integer_checks(struct tj_lower *l, uint16_t op, tj_dtype d, const ui
     if (op == TJ_OP_FLOOR_DIVIDE || op == TJ_OP_REMAINDER || op == TJ_OP_FMOD) {
         uint32_t ok = tj_lo_emit(l, TJ_OP_NE, TRACE_BOOL, b, tj_lo_const(l, d, 0, 0), TJ_LNONE, 0);
         uint32_t wide = d == TRACE_I64 ? b : tj_lo_emit(l, TJ_OP_CAST, TRACE_I64, b, TJ_LNONE, TJ_LNONE, 0);
-        tj_lo_check(l, TJ_DATA_DIVISION, ok, wide, TJ_LNONE, mask);
+        tj_lo_check(l, n, TJ_DATA_DIVISION, ok, wide, TJ_LNONE, mask);
     } else if (op == TJ_OP_POW && d != TRACE_U8 && d != TRACE_BOOL) {
         uint32_t ok = tj_lo_emit(l, TJ_OP_GE, TRACE_BOOL, b, tj_lo_const(l, d, 0, 0), TJ_LNONE, 0);
         for (int64_t one = -1; one <= 1; one += 2) {
@@ -644,7 +639,7 @@ static void integer_checks(struct tj_lower *l, uint16_t op, tj_dtype d, const ui
             ok = tj_lo_emit(l, TJ_OP_LOGICAL_OR, TRACE_BOOL, ok, c, TJ_LNONE, 0);
         }
         uint32_t wide = d == TRACE_I64 ? b : tj_lo_emit(l, TJ_OP_CAST, TRACE_I64, b, TJ_LNONE, TJ_LNONE, 0);
-        tj_lo_check(l, TJ_DATA_POWER, ok, wide, TJ_LNONE, mask);
+        tj_lo_check(l, n, TJ_DATA_POWER, ok, wide, TJ_LNONE, mask);
     }
 }
 
@@ -673,7 +668,7 @@ static uint32_t pointwise(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
         }
         return round_to(l, v[0], (uint8_t)d);
     }
-    integer_checks(l, op, from, v, m->mask);
+    integer_checks(l, n, op, from, v, m->mask);
     if (from == TRACE_BOOL) { // arithmetic of bool is logic
         op = op == TJ_OP_ADD || op == TJ_OP_MAXIMUM || op == TJ_OP_BITWISE_OR    ? TJ_OP_LOGICAL_OR
              : op == TJ_OP_MUL || op == TJ_OP_MINIMUM || op == TJ_OP_BITWISE_AND ? TJ_OP_LOGICAL_AND
@@ -687,14 +682,10 @@ static uint32_t pointwise(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     return exact16(p->op) ? r : round_to(l, r, (uint8_t)d);
 }
 
-static uint32_t find(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
+static uint32_t find(const struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     for (uint32_t i = l->s->memo[n]; i; i = l->memo[i - 1].next) {
         const struct tj_map *o = l->memo[i - 1].map;
-        if (l->memo[i - 1].lazy && !l->reducing) {
-            continue; // its checks have to be made for rows without elements too
-        }
         if (o == m || (o->mask == m->mask && memcmp(o->d, m->d, m->rank * sizeof *m->d) == 0)) {
-            l->lazy |= l->memo[i - 1].lazy;
             return l->memo[i - 1].value;
         }
     }
@@ -723,8 +714,6 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         return TJ_LNONE;
     }
     l->depth++;
-    bool lazy = l->lazy;
-    l->lazy = false;
     if (d->op == TJ_OP_SCALAR) {
         v = scalar(l, n);
     } else if (d->op == TJ_G_EXTENT) {
@@ -776,8 +765,7 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         tj_lo_stop(l, TJ_L_MEMORY, TJ_NIL);
         return TJ_LNONE;
     }
-    l->memo[l->nmemo] = (struct tj_memo){n, m, v, s->memo[n], l->lazy};
-    l->lazy |= lazy;
+    l->memo[l->nmemo] = (struct tj_memo){n, m, v, s->memo[n]};
     s->memo[n] = ++l->nmemo;
     return v;
 }
@@ -789,7 +777,7 @@ void tj_lo_reset(struct tj_lower *l, bool keep_splits) {
     }
     tj_arena_free(&l->tmp);
     l->nmemo = l->nins = l->nacc = l->nsvals = l->nsites = l->depth = 0;
-    l->redset = l->lazy = false;
+    l->redset = false;
     l->reducing = 0;
     memset(l->red, 0, sizeof l->red);
     if (keep_splits && l->stop == TJ_L_SPLIT) {

@@ -138,7 +138,6 @@ struct tj_memo {
     tj_ref node;
     const struct tj_map *map;
     uint32_t value, next;
-    bool lazy; // some of its checks hold only where the reduced dims have elements
 };
 struct tj_lower {
     struct tj_sched *s;
@@ -152,7 +151,6 @@ struct tj_lower {
     bool red[TJ_KDIMS];
     bool redset;
     uint32_t reducing; // operands of reductions being lowered, one in another
-    bool lazy;         // the value being lowered has lazy checks
     struct tj_li *ins;
     uint32_t nins, capins;
     struct tj_la *acc;
@@ -192,7 +190,7 @@ void tj_lo_force(struct tj_lower *l, tj_ref node, enum tj_kept why); // TJ_L_FOR
 struct tj_map *tj_lo_map(struct tj_lower *l, const struct tj_map *like, uint32_t rank);
 void tj_lo_add_scaled(struct tj_lower *l, struct tj_ixd *to, const struct tj_ixd *x, tj_ex scale);
 void tj_lo_identity(struct tj_lower *l, tj_ref n, struct tj_map *m); // root's own coordinates
-void tj_lo_check(struct tj_lower *l, int kind, uint32_t cond, uint32_t value, uint32_t ext, uint32_t mask);
+void tj_lo_check(struct tj_lower *l, tj_ref n, int kind, uint32_t cond, uint32_t value, uint32_t ext, uint32_t mask);
 // lower_ops.c: MOVE, POOL and SOURCE ops.
 uint32_t tj_lo_move(struct tj_lower *l, tj_ref n, const struct tj_map *m);
 // arrange.c: to a kernel. False: stopped (l->stop), or out of memory.

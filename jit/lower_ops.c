@@ -148,7 +148,7 @@ static uint32_t gather(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     l->trace = g->trace;
     uint32_t lo = op2(l, TJ_OP_GE, TRACE_BOOL, i, ci(l, 0)), ext = tj_lo_ival(l, e);
     uint32_t ok = tj_lo_and(l, lo, op2(l, TJ_OP_LT, TRACE_BOOL, i, ext));
-    tj_lo_check(l, TJ_DATA_INDEX, ok, i, ext, m->mask);
+    tj_lo_check(l, n, TJ_DATA_INDEX, ok, i, ext, m->mask);
     struct tj_map *r = tj_lo_map(l, m, m->rank);
     if (!r) {
         return TJ_LNONE;
