@@ -343,7 +343,16 @@ static void scatter(struct gen *g, unsigned a, tj_lv v, tj_lv mask) {
     struct tj_emit *e = g->e;
     const struct tj_kaccess *s = &g->k->access[a];
     tj_lt m = tj_e_memory_type(e, s->dtype);
-    tj_lv p = tj_l_address(g, a, true), offsets = spill(g, lane_offsets(g, s)), values = spill(g, v);
+    tj_lv p = tj_l_address(g, a, true);
+    if (!mask && !varying_indirect(g, s)) {
+        tj_lv step = tj_l_ival(g, s->stride[g->vdim]);
+        for (unsigned l = 0; l < g->lanes; l++) {
+            p = l ? tj_e_gep(e, m, p, step) : p;
+            tj_e_store(e, LLVMBuildExtractElement(e->b, v, tj_e_i32(e, (int32_t)l), ""), p, bytes_of(s->dtype));
+        }
+        return;
+    }
+    tj_lv offsets = spill(g, lane_offsets(g, s)), values = spill(g, v);
     struct lanes n;
     lanes_open(g, &n, mask);
     tj_lv off = tj_e_load(e, e->i64, tj_e_gep(e, e->i64, offsets, n.l.i), 8);

@@ -34,7 +34,8 @@ static void analyse_access(struct gen *g, unsigned i, unsigned a) {
         inherit(g, i, s->ind_value[d]);
         wild = wild || (g->varies[s->ind_value[d]] && s->ind_stride[d]);
     }
-    g->acc[a].gather = wild;
+    g->acc[a].turned = s->vec == TJ_VEC_TURNED;
+    g->acc[a].gather = wild && !g->acc[a].turned;
 }
 
 static tj_status find_places(struct gen *g) {

@@ -186,6 +186,84 @@ static bool force_operand(struct arrange *a) {
     return false;
 }
 
+// Accesses that may be turned, as far as lowering knows: loads and stores of affine addresses without masks.
+static bool turnable(const struct arrange *a, uint32_t i) {
+    const struct tj_li *in = &a->l->ins[i];
+    return a->live[i] &&
+           ((in->op == TJ_KOP_LOAD && in->in[0] == TJ_LNONE) || (in->op == TJ_KOP_STORE && in->in[1] == TJ_LNONE)) &&
+           a->l->acc[in->imm].nind == 0;
+}
+
+// Bytes an element that pass with unit stride along dim u; `v`, if any: that stride along it.
+static int64_t unit_bytes(const struct arrange *a, const struct dim *u, const struct dim *v) {
+    int64_t n = 0;
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (turnable(a, i) && coef(a, (uint32_t)a->l->ins[i].imm, u) == 1 &&
+            (!v || coef(a, (uint32_t)a->l->ins[i].imm, v) > 1)) {
+            n += (int64_t)tj_elem_bytes((tj_dtype)a->l->acc[a->l->ins[i].imm].dtype);
+        }
+    }
+    return n;
+}
+
+// A store with unit stride along d that can't be turned.
+static bool rigid_store(const struct arrange *a, const struct dim *d) {
+    for (uint32_t i = 0; i < a->n; i++) {
+        const struct tj_li *in = &a->l->ins[i];
+        if (in->op == TJ_KOP_STORE && !turnable(a, i) && coef(a, (uint32_t)in->imm, d) == 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void move_to(struct dim *d, uint32_t from, uint32_t to) {
+    struct dim x = d[from];
+    memmove(&d[from], &d[from + 1], (to - from) * sizeof *d);
+    d[to] = x;
+}
+
+// The last dim becomes the vector dim. One too short for that makes way for the dim that most accesses run along; then
+// the dim along which most of what strides has unit stride goes next to it, so that it can be turned.
+static void turn_dims(const struct arrange *a, struct dim *d, uint32_t n) {
+    enum { SHORT = 16, LONG = 256 };
+    if (n < 2) {
+        return;
+    }
+    if (hint(a, d[n - 1].ext) < SHORT && unit_bytes(a, &d[n - 1], NULL) && !rigid_store(a, &d[n - 1])) {
+        uint32_t best = UINT32_MAX;
+        int64_t most = -1;
+        for (uint32_t i = 0; i + 1 < n; i++) {
+            int64_t b = unit_bytes(a, &d[i], NULL);
+            if (hint(a, d[i].ext) >= SHORT && b >= most) {
+                best = i;
+                most = b;
+            }
+        }
+        if (best != UINT32_MAX) {
+            move_to(d, best, n - 1);
+        }
+    }
+    uint32_t best = UINT32_MAX;
+    int64_t most = 0;
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        int64_t b = unit_bytes(a, &d[i], &d[n - 1]);
+        if (b && b >= most) {
+            best = i;
+            most = b;
+        }
+    }
+    if (best == UINT32_MAX) {
+        return;
+    }
+    move_to(d, best, n - 2);
+    // Rows had better be long.
+    int64_t row = hint(a, d[n - 1].ext), other = hint(a, d[n - 2].ext);
+    if (row < LONG && other / 2 > row && unit_bytes(a, &d[n - 1], &d[n - 2]) && !rigid_store(a, &d[n - 2])) {
+        move_to(d, n - 2, n - 1);
+    }
+}
+
 // Order, kind and collapse. Sets k->kind, ndims, npar and d[].
 static bool choose_dims(struct arrange *a, bool reduces) {
     struct tj_lower *l = a->l;
@@ -265,6 +343,7 @@ static bool choose_dims(struct arrange *a, bool reduces) {
                 break;
             }
             np = collapse(a, par, 0, np);
+            turn_dims(a, par, np);
         }
         if (np == 0) {
             par[np++] = (struct dim){1, UINT32_MAX, false};
@@ -506,7 +585,7 @@ static uint16_t need(struct arrange *a, uint32_t i, uint32_t pass) {
 }
 
 static double cost_ns(const struct arrange *a) {
-    static const double access_ns[] = {0.02, 0.12, 0.8};
+    static const double access_ns[] = {0.02, 0.12, 0.8, 0.25};
     double ns = 0;
     for (uint32_t i = 0; i < a->nout; i++) {
         const struct tj_kins *in = &a->out[i];
@@ -651,6 +730,26 @@ static void emit_all(struct arrange *a, const uint32_t *hazard_bufs, uint32_t nh
     }
 }
 
+// Strided accesses that go through transposed tiles, see jit/kernel.h.
+static void mark_turned(struct arrange *a) {
+    struct tj_kernel *k = a->k;
+    uint32_t turned = 0;
+    for (uint32_t x = 0; x < k->naccess && k->kind == TJ_K_POINTWISE && a->nd > 1 && turned < TJ_TURNED_MAX; x++) {
+        struct tj_kaccess *c = &k->access[x];
+        bool ok = c->vec == TJ_VEC_STRIDED && !c->nindirect && c->stride[a->nd - 2] == 1;
+        for (uint32_t i = 0; i < a->nout && ok; i++) {
+            const struct tj_kins *in = &a->out[i];
+            if (in->op == TJ_KOP_COORD || in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE) {
+                ok = in->imm != x || (in->op != TJ_KOP_COORD && in->in[in->op == TJ_KOP_STORE] == TJ_KNONE);
+            }
+        }
+        if (ok) {
+            c->vec = TJ_VEC_TURNED;
+            turned++;
+        }
+    }
+}
+
 static bool fill_loop(struct arrange *a, struct tj_loop *out) {
     struct tj_kernel *k = a->k;
     uint32_t vdim = a->nd - 1;
@@ -679,6 +778,7 @@ static bool fill_loop(struct arrange *a, struct tj_loop *out) {
             varies[i] = varies[i] || x->vec != TJ_VEC_ZERO;
         }
     }
+    mark_turned(a);
     k->npasses = a->npasses;
     for (uint32_t i = 0; i < a->nd; i++) {
         k->extent[i] = ival(a, a->d[i].ext, EXTENT);

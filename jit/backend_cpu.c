@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../kernels/transpose.h"
 #include "../lib/dl.h"
 #include "../lib/strbuf.h"
 #include "cpu_backend.h"
@@ -33,6 +34,10 @@ static void fill_helpers(struct tj_jit *jit) {
     HELPER(TJ_H_TANH, tanh, fn1);
     HELPER(TJ_H_ERF, erf, fn1);
     HELPER(TJ_H_LOG1P, log1p, fn1);
+    for (unsigned i = 0; i < 4; i++) {
+        HELPER(TJ_H_TURN + i, tj_transpose_for(jit->ctx->cpu.level, i, true), tj_transpose_fn);
+        HELPER(TJ_H_TURN_ALL + i, tj_transpose_for(jit->ctx->cpu.level, i, false), tj_transpose_fn);
+    }
 }
 
 static tj_status compile_units(void *user, struct tj_unit *units, size_t n, struct tj_compile_result *out) {

@@ -92,6 +92,15 @@ size_t tj_kernel_scratch(const struct tj_kernel *k, int64_t row_elems) {
     return n;
 }
 
+bool tj_kernel_turns(const struct tj_kernel *k) {
+    for (int a = 0; a < k->naccess; a++) {
+        if (k->access[a].vec == TJ_VEC_TURNED) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool bad(char *err, size_t cap, const char *fmt, ...) TJ_PRINTF(3, 4);
 static bool bad(char *err, size_t cap, const char *fmt, ...) {
     va_list ap;
@@ -126,6 +135,10 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
         for (int d = 0; ok && d < x->nindirect; d++) {
             ok =
                 x->ind_stride[d] < k->nivals && x->ind_value[d] < k->nins && k->ins[x->ind_value[d]].dtype == TRACE_I64;
+        }
+        if (ok && x->vec == TJ_VEC_TURNED) {
+            ok = k->kind == TJ_K_POINTWISE && k->ndims > 1 && !x->nindirect && x->stride[k->ndims - 1] > 1 &&
+                 x->stride[k->ndims - 2] == 1;
         }
         if (!ok) {
             return bad(err, cap, "access %d", a);
@@ -170,6 +183,10 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
         }
         if (access && in->op != TJ_KOP_COORD && k->access[in->imm].buf >= k->nbufs) {
             return bad(err, cap, "%%%d: buffer", i);
+        }
+        if (access && k->access[in->imm].vec == TJ_VEC_TURNED &&
+            (in->op == TJ_KOP_COORD || in->in[in->op == TJ_KOP_STORE] != TJ_KNONE)) {
+            return bad(err, cap, "%%%d: turned, but masked or no memory", i);
         }
         if (in->pass > k->npasses || ((in->level == TJ_FULL || in->op == TJ_KOP_REDUCE) && in->pass >= k->npasses)) {
             return bad(err, cap, "%%%d: pass %d of %d", i, in->pass, k->npasses);
@@ -224,7 +241,7 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
 }
 
 static void dump_access(const struct tj_kernel *k, const struct tj_kaccess *x, bool memory, struct tj_strbuf *sb) {
-    static const char *const vec[] = {"zero", "unit", "strided"};
+    static const char *const vec[] = {"zero", "unit", "strided", "turned"};
     if (memory) {
         tj_sb_printf(sb, " b%d.%s", x->buf, tj_dtypes[x->dtype].name);
     }
@@ -239,7 +256,7 @@ static void dump_access(const struct tj_kernel *k, const struct tj_kaccess *x, b
     for (int d = 0; d < x->nindirect; d++) {
         tj_sb_printf(sb, " + %%%d*i%d", x->ind_value[d], x->ind_stride[d]);
     }
-    tj_sb_printf(sb, "] %s", vec[x->vec % 3]);
+    tj_sb_printf(sb, "] %s", vec[x->vec % 4]);
 }
 
 void tj_kernel_dump(const struct tj_kernel *k, struct tj_strbuf *sb) {

@@ -28,7 +28,9 @@
 // Accesses: address (elements) = offset + sum over dims of coord*stride + sum over indirect terms value*stride. Strides
 // and offsets are indices into the integer arguments, where ivals[0] is always 0 and ivals[1] always 1: a stride index
 // of 0 or 1 is baked into the code, everything else is a run-time argument. `vec` says what the stride of the vector
-// dim is.
+// dim is. Where it is TURNED (POINTWISE kernels, accesses without indirect terms of loads and stores without masks), a
+// tile of rows and columns is transposed into a buffer before the rows are computed, or out of it afterwards, so that
+// both sides are gone through in vectors.
 //
 // What lowering promises beyond that: npar is ndims in POINTWISE kernels; row values that are reduced are lifted by a
 // FULL CAST to their own dtype; all loads of a pass come before its stores, and memory that is read as well as stored
@@ -78,12 +80,14 @@ struct tj_kins {
     uint16_t pad;
     int64_t imm;
 };
-enum { TJ_VEC_ZERO, TJ_VEC_UNIT, TJ_VEC_STRIDED };
+enum { TJ_VEC_ZERO, TJ_VEC_UNIT, TJ_VEC_STRIDED, TJ_VEC_TURNED };
+enum { TJ_TURNED_MAX = 6 }; // accesses of a kernel
 struct tj_kaccess {
-    uint16_t buf;    // buffer argument (LOAD, STORE)
-    uint8_t dtype;   // of the memory
-    uint8_t vec;     // TJ_VEC_*: stride of the vector dim is 0, 1, other (or an indirect term varies along it)
-    uint16_t offset; // ival
+    uint16_t buf;  // buffer argument (LOAD, STORE)
+    uint8_t dtype; // of the memory
+    uint8_t vec;   // TJ_VEC_*: stride of the vector dim is 0, 1, other (or an indirect term varies along it), or other
+                   // and the one of the dim before it 1: goes through tiles that are transposed
+    uint16_t offset;           // ival
     uint16_t stride[TJ_KDIMS]; // ivals
     uint8_t nindirect, pad;
     tj_kv ind_value[2];     // i64 values
@@ -116,7 +120,7 @@ struct tj_kargs {
     const uint32_t *sites;      // trace node of every error site
     unsigned char *scratch;     // this thread's, tj_kernel_scratch() bytes, TJ_ALIGN-aligned; NULL if none needed
     unsigned char *partials;    // split kernels: one partial result (8 bytes) a row and block
-    const void *const *helpers; // C helper functions by enum tj_helper (scalar libm and exact remainder)
+    const void *const *helpers; // C functions by enum tj_helper (scalar libm, exact remainder, transposes)
 };
 // Runs rows [row0, row1) x columns [col0, col1).
 //  POINTWISE: rows = linear index over dims [0, ndims-1), columns = the vector dim.
@@ -140,8 +144,10 @@ enum tj_helper {
     TJ_H_TANH,
     TJ_H_ERF,
     TJ_H_LOG1P,
-    TJ_HELPERS
-}; // double f(double) or double f(double, double) from libm, but FMODF: float f(float, float)
+    TJ_H_TURN,                     // four: kernels/transpose.h for elements of 1, 2, 4, 8 bytes, of tiles
+    TJ_H_TURN_ALL = TJ_H_TURN + 4, // of any size
+    TJ_HELPERS = TJ_H_TURN_ALL + 4
+}; // double f(double) or double f(double, double) from libm, but FMODF: float f(float, float), and TURN
 
 // Bytes of scratch a thread needs for a kernel whose reduced row has `row_elems` elements (cached values, partials):
 // what tj_kernel_scratch returns. Layout: a row buffer for every CACHE instruction, in order: row_elems rounded up to
@@ -152,6 +158,7 @@ size_t tj_kernel_scratch(const struct tj_kernel *k, int64_t row_elems);
 uint64_t tj_kernel_hash(const struct tj_kernel *k);
 bool tj_kernel_equal(const struct tj_kernel *a, const struct tj_kernel *b);
 struct tj_kernel *tj_kernel_copy(const struct tj_kernel *k); // one tj_malloc block; NULL on failure
+bool tj_kernel_turns(const struct tj_kernel *k);             // has TURNED accesses: cut by columns where that can be
 bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap);
 void tj_kernel_dump(const struct tj_kernel *k, struct tj_strbuf *sb);
 #endif

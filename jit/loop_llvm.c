@@ -9,8 +9,6 @@ enum {
     // slower.
     SHARE_ABOVE = 20,
     SHARE_MASKED_ABOVE = 40,
-    TILE_ROWS = 16,
-    TILE_COLS = 16,
 };
 
 // ---- values -------------------------------------------------------------------------------------------------------
@@ -286,7 +284,7 @@ void tj_l_stage(struct gen *g, enum place at, unsigned ready) {
 // Pointers of the accesses that inner places use, as far as they are known at this place.
 void tj_l_bases(struct gen *g, enum place at) {
     for (unsigned a = 0; a < g->k->naccess; a++) {
-        if (g->acc[a].used) {
+        if (g->acc[a].used && !g->acc[a].turned) {
             g->acc[a].base = tj_l_base(g, a, at);
             g->acc[a].level = (uint8_t)at;
         }
@@ -334,7 +332,7 @@ static void find_staged(struct gen *g) {
         if (!(need(g, i) & 1) || g->place[i] != AT_BODY || g->acc[tj_l_has_access(s->op) ? s->imm : 0].gather) {
             continue;
         }
-        bool unit = tj_l_has_access(s->op) && g->k->access[s->imm].stride[g->vdim] == 1;
+        bool unit = tj_l_has_access(s->op) && (g->k->access[s->imm].stride[g->vdim] == 1 || g->acc[s->imm].turned);
         if (s->op == TJ_KOP_LOAD && unit && s->in[0] == TJ_KNONE) {
             g->acc[s->imm].in = true;
         } else if (s->op == TJ_KOP_STORE && unit && s->in[1] == TJ_KNONE) {
@@ -503,7 +501,7 @@ static void vectors(struct gen *g, tj_lv lo, tj_lv hi, tj_lv line) {
     for (unsigned a = 0; a < g->k->naccess; a++) {
         struct access *acc = &g->acc[a];
         if (acc->in || acc->out) {
-            acc->real = acc->ptr = tj_l_address(g, a, false);
+            acc->real = acc->ptr = acc->turned ? tj_l_tile_at(g, a) : tj_l_address(g, a, false);
             if (!acc->stage) {
                 acc->stage =
                     tj_e_alloca(e, tj_e_type(e, tj_e_memory_type(e, g->k->access[a].dtype), g->lanes), 64, "stage");
@@ -741,12 +739,7 @@ static void block_body(struct gen *g) {
     tj_lv blocks = LLVMBuildUDiv(e->b, LLVMBuildAdd(e->b, n, tj_e_i64(e, TJ_RED_BLOCK - 1), ""), size, "");
     tj_lv row = LLVMBuildUDiv(e->b, g->row, blocks, "");
     tj_lv block = LLVMBuildSub(e->b, g->row, LLVMBuildMul(e->b, row, blocks, ""), "");
-    if (g->nrow == 1) {
-        g->coord[0] = row;
-    } else if (g->nrow) {
-        coords_set(g, 0, g->nrow, row);
-        coords_load(g, 0, g->nrow);
-    }
+    tj_l_coords(g, row);
     tj_l_stage(g, AT_ROW, 0);
     tj_l_bases(g, AT_ROW);
     g->pass = 0;
@@ -761,8 +754,17 @@ static void block_body(struct gen *g) {
     }
 }
 
-// Rows [row0, row1), columns [col0, col1).
-static void rows(struct gen *g) {
+// The row's own dims; the variables are there if they are several.
+void tj_l_coords(struct gen *g, tj_lv row) {
+    if (g->nrow == 1) {
+        g->coord[0] = row;
+    } else if (g->nrow) {
+        coords_set(g, 0, g->nrow, row);
+        coords_load(g, 0, g->nrow);
+    }
+}
+
+void tj_l_rows(struct gen *g) {
     struct tj_emit *e = g->e;
     if (g->nrow > 1) {
         coords_set(g, 0, g->nrow, g->row0);
@@ -785,33 +787,6 @@ static void rows(struct gen *g) {
         coords_next(g, 0, g->nrow);
     }
     tj_e_loop_end(e, &l);
-}
-
-// A load that strides along the vector dim touches a cache line an element; in tiles, the rows of a tile use it up.
-static bool wants_tiles(const struct gen *g) {
-    bool strided = false;
-    for (unsigned i = 0; i < g->k->nins; i++) {
-        const struct tj_kins *s = &g->k->ins[i];
-        strided = strided || (s->op == TJ_KOP_LOAD && g->needed[i] && g->place[i] == AT_BODY &&
-                              g->k->access[s->imm].stride[g->vdim] > 1);
-    }
-    return strided && g->k->kind == TJ_K_POINTWISE && g->k->ndims > 1;
-}
-
-static void tiles(struct gen *g) {
-    struct tj_emit *e = g->e;
-    tj_lv row0 = g->row0, row1 = g->row1, col0 = g->col0, col1 = g->col1;
-    struct tj_loop_state r, c;
-    tj_e_loop(e, &r, row0, row1, tj_e_i64(e, TILE_ROWS), "tile_rows");
-    tj_lv end = tj_e_binary(e, "llvm.smin", LLVMBuildAdd(e->b, r.i, tj_e_i64(e, TILE_ROWS), ""), row1);
-    tj_e_loop(e, &c, col0, col1, tj_e_i64(e, TILE_COLS), "tile_columns");
-    g->row0 = r.i;
-    g->row1 = end;
-    g->col0 = c.i;
-    g->col1 = tj_e_binary(e, "llvm.smin", LLVMBuildAdd(e->b, c.i, tj_e_i64(e, TILE_COLS), ""), col1);
-    rows(g);
-    tj_e_loop_end(e, &c);
-    tj_e_loop_end(e, &r);
 }
 
 // Rows that lie behind one another in every buffer are one long row: when the strides say so, whole rows [row0, row1)
@@ -913,10 +888,10 @@ static void function(struct gen *g, const char *symbol) {
         g->row = l.i;
         block_body(g);
         tj_e_loop_end(e, &l);
-    } else if (wants_tiles(g)) {
-        tiles(g);
+    } else if (tj_l_wants_tiles(g)) {
+        tj_l_tiles(g);
     } else {
-        rows(g);
+        tj_l_rows(g);
     }
     if (k->stream && e->x86) {
         tj_e_call(e, "llvm.x86.sse.sfence", NULL, 0, NULL, 0);

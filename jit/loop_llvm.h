@@ -25,6 +25,8 @@ struct access {
     uint8_t level;   // place of base
     uint8_t used;    // some instruction of MID or BODY uses it
     bool gather;     // lanes lie anywhere
+    bool turned;     // transposed tile by tile: unit stride in `tile`
+    tj_lv tile;      // its buffer
     bool in, out;    // goes through a staging buffer in the pass being emitted: read, written
     tj_lv stage;     // the buffer, one vector
     tj_lv real, ptr; // element 0 of the vector dim: in memory; what the body uses
@@ -69,6 +71,9 @@ struct gen {
     tj_lv direct;  // i1: stores go past the caches; NULL: none
     tj_lv counter; // variable: elements seen (ROWS with several reduced dims)
     unsigned pass;
+    // The tile that is being computed, of kernels with turned accesses: its first row and column, elements from row to
+    // row in the buffers.
+    tj_lv tile_row, tile_col, tile_stride;
 };
 
 // analyse_llvm.c
@@ -88,6 +93,14 @@ void tj_l_stage(struct gen *g, enum place at, unsigned ready);
 void tj_l_bases(struct gen *g, enum place at);
 // Vectors [lo, hi) of the vector dim: the body of the pass, the tail masked or staged.
 void tj_l_vectors(struct gen *g, tj_lv lo, tj_lv hi);
+
+void tj_l_rows(struct gen *g);              // rows [row0, row1), columns [col0, col1)
+void tj_l_coords(struct gen *g, tj_lv row); // coordinates of a row
+
+// tile_llvm.c
+bool tj_l_wants_tiles(const struct gen *g);
+void tj_l_tiles(struct gen *g);                // as tj_l_rows, in tiles
+tj_lv tj_l_tile_at(struct gen *g, unsigned a); // column 0 of the current row in the buffer of a turned access
 
 // access_llvm.c
 enum place tj_l_dim_place(const struct gen *g, unsigned d);

@@ -462,9 +462,10 @@ static struct cut cut_loop(int threads, const struct tj_loop *l, const int64_t *
         int want = work > 8 * PARALLEL_NS ? threads * 2 : threads;
         if (want > MAX_TASKS)
             want = MAX_TASKS;
-        if (rows >= want)
+        bool wide = l->kernel->kind != TJ_K_ROWS && c.cols >= 64 * (int64_t)want;
+        if (rows >= want && !(wide && tj_kernel_turns(l->kernel)))
             c.tasks = want;
-        else if (l->kernel->kind != TJ_K_ROWS && c.cols >= 64 * (int64_t)want) {
+        else if (wide) {
             c.tasks = want;
             c.by_cols = true;
         } else if (rows > 1)

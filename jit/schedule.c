@@ -825,6 +825,25 @@ static bool cat_root(struct tj_sched *s, tj_ref n, const struct tj_geom *dst) {
     return true;
 }
 
+// A cat of few single elements: pieces of their own would be stored an element here and there. One kernel computes all
+// of them for each, so what costs much gets memory first.
+static bool interleaves(struct tj_sched *s, tj_ref n) {
+    enum { MOST = 8, DEAR = 24 };
+    const struct tj_gnode *d = TJ_NODE(s, n);
+    tj_ex run = 1;
+    for (int j = (int)((const struct tj_attr_dim *)d->attr)->dim + 1; j < d->rank; j++) {
+        run = tj_ex_bin(s->x, TJ_EX_MUL, run, d->dims[j]);
+    }
+    bool single = run == 1 && d->nin <= MOST;
+    for (uint32_t i = 0; i < d->nin && single; i++) {
+        single = TJ_NODE(s, d->in[i])->dims[((const struct tj_attr_dim *)d->attr)->dim] == 1;
+    }
+    for (uint32_t i = 0; i < d->nin && single; i++) {
+        s->flags[d->in[i]] |= s->dupcost[d->in[i]] > DEAR ? TJ_S_FORCE : 0;
+    }
+    return single;
+}
+
 static bool root(struct tj_sched *s, tj_ref n) {
     const struct tj_gnode *d = TJ_NODE(s, n);
     tj_s_ops_start(s);
@@ -851,7 +870,7 @@ static bool root(struct tj_sched *s, tj_ref n) {
             return true;
         }
     }
-    if (d->op == TJ_OP_CAT && d->nin > 1) {
+    if (d->op == TJ_OP_CAT && d->nin > 1 && !interleaves(s, n)) {
         return cat_root(s, n, &dst);
     }
     return kernel(s, n, n, &dst, TJ_NIL);

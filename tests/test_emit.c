@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "../jit/module.h"
+#include "../kernels/transpose.h"
 #include "../lib/dl.h"
 #include "../lib/threads.h"
 #include "../trace/math.h"
@@ -76,6 +77,10 @@ static void fill_helpers(void) {
     H(TJ_H_TANH, tanh);
     H(TJ_H_ERF, erf);
     H(TJ_H_LOG1P, log1p);
+    for (unsigned i = 0; i < 4; i++) {
+        H(TJ_H_TURN + i, tj_transpose_for(TJ_CPU_PORTABLE, i, true));
+        H(TJ_H_TURN_ALL + i, tj_transpose_for(TJ_CPU_PORTABLE, i, false));
+    }
 #undef H
 }
 
@@ -459,6 +464,78 @@ START_TEST(strides) {
 END_TEST
 
 // Masked loads and stores, indices from memory, masks that vary and that don't.
+// Accesses that are transposed tile by tile: read, written, both; moves, and values computed on the way.
+static void turned_kernel(int dt, const int64_t *ext, bool in, bool out, bool moves, const char *what) {
+    struct kb b;
+    kb_init(&b, TJ_K_POINTWISE, 3, 3, 1, ext);
+    int64_t n = ext[0] * ext[1] * ext[2], gap = ext[1] + 1;
+    int64_t turned[3] = {gap * ext[2], 1, gap}, packed[3] = {ext[1] * ext[2], 1, ext[1]};
+    int64_t unit[3] = {ext[1] * ext[2], ext[2], 1};
+    int x = kb_buffer(&b, dt, ext[0] * ext[2] * gap - 1); // the last gap isn't there
+    int from = kb_access(&b, x, in ? turned : unit, 0);
+    tj_kv v = kb_add(&b, TJ_KOP_LOAD, dt, from, 0);
+    if (!moves) {
+        int y = kb_buffer(&b, dt, n);
+        tj_kv w = kb_add(&b, TJ_KOP_LOAD, dt, kb_access(&b, y, unit, 0), 0);
+        v = kb_add(&b, dt == TRACE_BOOL ? TJ_OP_LOGICAL_OR : TJ_OP_MAXIMUM, dt, 0, 2, v, w);
+    }
+    int z = kb_buffer(&b, dt, n);
+    int to = kb_access(&b, z, out ? packed : unit, 0);
+    (void)kb_add(&b, TJ_KOP_STORE, 0, to, 1, v);
+    b.acc[from].vec = in ? TJ_VEC_TURNED : b.acc[from].vec;
+    b.acc[to].vec = out ? TJ_VEC_TURNED : b.acc[to].vec;
+    fill(&b, (uint64_t)n, true);
+    compare(&b, what);
+    kb_free(&b);
+}
+START_TEST(turned) {
+    static const int64_t rows[] = {2, 3, 4, 5, 7, 8, 13, 70}, cols[] = {2, 17, 130, 700};
+    for (unsigned d = 0; d < TJ_COUNT(all_dtypes); d++) {
+        for (int form = 1; form < 4; form++) {
+            for (unsigned i = 0; i < TJ_COUNT(rows) * TJ_COUNT(cols); i++) {
+                int64_t ext[3] = {i & 1 ? 1 : 2, rows[i % TJ_COUNT(rows)], cols[i / TJ_COUNT(rows)]};
+                turned_kernel(all_dtypes[d], ext, form & 1, form & 2, i % 3 == 0, "turned");
+            }
+        }
+    }
+}
+END_TEST
+
+// Every size up to some blocks, sides with and without gaps, against the definition.
+START_TEST(transposes) {
+    enum { N = 21, WIDE = 140 };
+    uint64_t seed = 7;
+    for (unsigned form = 0; form < 16; form++) {
+        size_t w = (size_t)1 << (form & 3);
+        enum tj_cpu_level level = form & 4 ? best : TJ_CPU_PORTABLE;
+        tj_transpose_fn f = tj_transpose_for(level, form & 3, form & 8);
+        for (int64_t i = 0; i < N * N * 3; i++) {
+            int64_t r = i % N, c = i / N % N, gap = i / (N * N);
+            r = r == N - 1 ? WIDE : r;
+            c = c == N - 1 ? WIDE : c;
+            int64_t ds = r + (gap == 1 ? 3 : 0), ss = c + (gap == 2 ? 1 : 0);
+            size_t ns = r ? (size_t)((r - 1) * ss + c) * w : 0, nd = (size_t)(c * ds) * w;
+            unsigned char *s = malloc(ns + 1), *d = malloc(nd + 1), *want = malloc(nd + 1);
+            MUST(s && d && want, "memory");
+            for (size_t k = 0; k < ns; k++) {
+                s[k] = (unsigned char)tj_test_random(&seed);
+            }
+            memset(d, 0x5a, nd + 1);
+            memset(want, 0x5a, nd + 1);
+            for (int64_t k = 0; k < r * c; k++) {
+                memcpy(want + (size_t)(k % c * ds + k / c) * w, s + (size_t)(k / c * ss + k % c) * w, w);
+            }
+            f(d, ds, s, ss, r, c);
+            MUST(!memcmp(d, want, nd + 1), "transpose of %zu bytes, form %u: %d x %d, gap %d", w, form, (int)r, (int)c,
+                 (int)gap);
+            free(s);
+            free(d);
+            free(want);
+        }
+    }
+}
+END_TEST
+
 START_TEST(masks) {
     SKIP_WITHOUT_MODULE;
     for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {
@@ -977,6 +1054,6 @@ START_TEST(failures) {
 }
 END_TEST
 
-TJ_TEST_MAIN("emit", float_ops, bounds, int_ops, casts, tails, strides, masks, in_place, checks, row_reductions,
-             uncollapsed_reductions, column_reductions, split_reductions, softmax_rows, norms, random_kernels, batches,
-             failures)
+TJ_TEST_MAIN("emit", float_ops, bounds, int_ops, casts, tails, strides, turned, transposes, masks, in_place, checks,
+             row_reductions, uncollapsed_reductions, column_reductions, split_reductions, softmax_rows, norms,
+             random_kernels, batches, failures)
