@@ -373,6 +373,38 @@ static void regroup(struct tj_graph *g, tj_ref r, tj_ex whole, size_t from, size
     equate(g, whole, product, r, nopen > 0);
 }
 
+// A reshape: dims that stay the same at the front and at the back, the rest anew.
+static void reshape_extents(struct tj_graph *g, tj_ref r, const struct tj_gnode *a, const int64_t *rec, size_t rank,
+                            tj_ex *dims) {
+    size_t i = 0, j = 0;
+    for (; i < rank && i < a->rank && rec[i] == tj_ex_hint(g->x, a->dims[i]); i++) {
+        dims[i] = a->dims[i];
+    }
+    for (; j + i < rank && j + i < a->rank && rec[rank - 1 - j] == tj_ex_hint(g->x, a->dims[a->rank - 1 - j]); j++) {
+        dims[rank - 1 - j] = a->dims[a->rank - 1 - j];
+    }
+    int64_t left = 1, right = 1;
+    bool huge = false;
+    for (size_t d = i; d < a->rank - j; d++) {
+        huge |= __builtin_mul_overflow(left, tj_ex_hint(g->x, a->dims[d]), &left);
+    }
+    for (size_t d = i; d < rank - j; d++) {
+        huge |= __builtin_mul_overflow(right, rec[d], &right);
+    }
+    if (left != right || huge) { // nothing has all kinds of shapes
+        i = j = 0;
+    }
+    tj_ex whole = 1;
+    for (size_t d = i; d < a->rank - j; d++) {
+        whole = ex2(g, TJ_EX_MUL, whole, a->dims[d]);
+    }
+    if (i + j + 1 == rank) { // the rest is merged into one
+        dims[i] = canon(g, whole);
+    } else {
+        regroup(g, r, whole, i, rank - j, rec, dims);
+    }
+}
+
 // Extents of a node of a symbolic segment by the rule of its op.
 static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims) {
     const struct tj_node *n = &g->t->nodes[r];
@@ -427,35 +459,8 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
             }
             return;
         }
-        if (n->op == TJ_OP_RESHAPE) { // dims that stay the same at the front and at the back
-            size_t i = 0, j = 0;
-            for (; i < rank && i < a->rank && rec[i] == tj_ex_hint(g->x, a->dims[i]); i++) {
-                dims[i] = a->dims[i];
-            }
-            for (; j + i < rank && j + i < a->rank && rec[rank - 1 - j] == tj_ex_hint(g->x, a->dims[a->rank - 1 - j]);
-                 j++) {
-                dims[rank - 1 - j] = a->dims[a->rank - 1 - j];
-            }
-            int64_t left = 1, right = 1;
-            bool huge = false;
-            for (size_t d = i; d < a->rank - j; d++) {
-                huge |= __builtin_mul_overflow(left, tj_ex_hint(g->x, a->dims[d]), &left);
-            }
-            for (size_t d = i; d < rank - j; d++) {
-                huge |= __builtin_mul_overflow(right, rec[d], &right);
-            }
-            if (left != right || huge) { // nothing has all kinds of shapes
-                i = j = 0;
-            }
-            tj_ex whole = 1;
-            for (size_t d = i; d < a->rank - j; d++) {
-                whole = ex2(g, TJ_EX_MUL, whole, a->dims[d]);
-            }
-            if (i + j + 1 == rank) { // the rest is merged into one
-                dims[i] = canon(g, whole);
-            } else {
-                regroup(g, r, whole, i, rank - j, rec, dims);
-            }
+        if (n->op == TJ_OP_RESHAPE) {
+            reshape_extents(g, r, a, rec, rank, dims);
             return;
         }
         if (n->op == TJ_OP_EXPAND || n->op == TJ_OP_SLICE) {
@@ -498,6 +503,7 @@ static void extents(struct tj_graph *g, tj_ref r, const tj_ref *in, tj_ex *dims)
         return;
     case TJ_MOVE:
         switch (n->op) {
+        case TJ_OP_RESHAPE_COPY: reshape_extents(g, r, a, rec, rank, dims); return;
         case TJ_OP_CAT: {
             size_t dim = (size_t)((const struct tj_attr_dim *)attr)->dim;
             for (size_t d = 0; d < rank; d++) {
@@ -836,6 +842,12 @@ static tj_ref make(struct tj_graph *g, tj_ref r, const tj_ref *in) {
         }
         g->failed = g->failed || !some;
         return add(g, r, n->op, d, dims, rank, kept ? some : in, kept ? kept : n->nin, attr, n->nattr);
+    }
+    case TJ_OP_RESHAPE_COPY: {
+        // A copy only where that shows: what it was made of, or the copy itself, is memory that is written.
+        tj_ref x = reshape(g, r, in[0], dims, rank);
+        return g->written[r] || (g->mutates && tj_g_memory(g, x)) ? add(g, r, TJ_OP_COPY, d, dims, rank, &x, 1, NULL, 0)
+                                                                  : x;
     }
     case TJ_OP_PAD: {
         struct tj_attr_padding p;

@@ -119,5 +119,6 @@ tj_status tj_g_loop_needs(struct tj_graph *g, tj_ref out, uint8_t *reached);
 tj_ref tj_g_loop(struct tj_graph *g, tj_ref out);
 // simplify.c: adds a node or finds the one that has its value. n->in, dims, attr need not outlive the call.
 tj_ref tj_g_add(struct tj_graph *g, const struct tj_gnode *n);
+bool tj_g_memory(const struct tj_graph *g, tj_ref n);         // a leaf, written memory, or a view of such
 tj_ref tj_g_scalar_index(const struct tj_graph *g, tj_ref n); // param index of a SCALAR, TJ_NIL otherwise
 #endif

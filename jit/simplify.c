@@ -44,7 +44,7 @@ static bool written(const struct tj_graph *g, tj_ref n) {
     return g->nodes[n].trace != TJ_NIL && g->written[g->nodes[n].trace];
 }
 
-static bool memory(const struct tj_graph *g, tj_ref n) {
+bool tj_g_memory(const struct tj_graph *g, tj_ref n) {
     while (tj_g_view(g->nodes[n].op)) {
         n = g->nodes[n].in[0];
     }
@@ -87,7 +87,7 @@ static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, 
                    ? in[0]
                    : TJ_NIL;
     case TJ_OP_RESHAPE:
-        while (g->nodes[in[0]].op == TJ_OP_RESHAPE) {
+        while (g->nodes[in[0]].op == TJ_OP_RESHAPE && !written(g, in[0])) {
             in[0] = g->nodes[in[0]].in[0];
         }
         return same_dims(&g->nodes[in[0]], n) ? in[0] : TJ_NIL;
@@ -95,7 +95,7 @@ static tj_ref rewrite(const struct tj_graph *g, struct tj_gnode *n, tj_ref *in, 
         if (same_dims(a, n)) {
             return in[0];
         }
-        if (a->op == TJ_OP_EXPAND) {
+        if (a->op == TJ_OP_EXPAND && !written(g, in[0])) { // (views of memory stay views of that)
             in[0] = a->in[0];
         }
         return TJ_NIL;
@@ -204,7 +204,7 @@ tj_ref tj_g_add(struct tj_graph *g, const struct tj_gnode *given) {
         }
         tj_ref r = rewrite(g, &n, in, &perm);
         // Memory that is written has its content read where the op stands: no reading it past that.
-        bool late = g->mutates && n.nin && !tj_g_view(n.op) && memory(g, r == TJ_NIL ? in[0] : r);
+        bool late = g->mutates && n.nin && !tj_g_view(n.op) && tj_g_memory(g, r == TJ_NIL ? in[0] : r);
         if (late && (r != TJ_NIL || in[0] != given->in[0])) {
             memcpy(in, given->in, n.nin * sizeof *in);
             n.attr = given->attr;

@@ -19,15 +19,39 @@ static bool alike_leaf(const struct tj_leaf_key *a, const struct tj_leaf_key *b)
            a->group == b->group && a->input == b->input;
 }
 
+static uint16_t alike_op(const struct tj_node *n) { return n->op == TJ_OP_RESHAPE_COPY ? TJ_OP_RESHAPE : n->op; }
+
+static tj_ref root_of(const struct tj_trace *t, tj_ref n, bool views) {
+    while (t->nodes[n].op == TJ_OP_UPDATE || (views && tj_ops[t->nodes[n].op].cls == TJ_VIEW))
+        n = tj_node_in(t, &t->nodes[n])[0];
+    return n;
+}
+
+// Whether no write tells if reshape i of t is a view or a copy, which depends on extents of 1: neither its operand's
+// memory nor its own is written.
+static bool never_told(const struct tj_trace *t, tj_ref i) {
+    tj_ref root = root_of(t, t->nodes[i].in[0], true);
+    for (uint32_t k = 0; k < t->nnodes; k++) {
+        if (t->nodes[k].op != TJ_OP_UPDATE)
+            continue;
+        tj_ref w = root_of(t, k, false);
+        if (w == root || w == i || (t->nodes[w].op == TJ_OP_LEAF && t->nodes[root].op == TJ_OP_LEAF))
+            return false;
+    }
+    return true;
+}
+
 bool tj_trace_alike(const struct tj_trace *a, const struct tj_trace *b) {
     if (a->nnodes != b->nnodes || a->nattrs != b->nattrs || a->noperands != b->noperands || a->nleaves != b->nleaves ||
         !tj_same(a->operands, b->operands, a->noperands * sizeof *a->operands))
         return false;
     for (uint32_t i = 0; i < a->nnodes; i++) {
         const struct tj_node *x = &a->nodes[i], *y = &b->nodes[i];
-        if (x->op != y->op || x->dtype != y->dtype || x->nattr != y->nattr || x->nin != y->nin || x->attr != y->attr ||
-            memcmp(x->in, y->in, sizeof x->in) || a->dims[x->shape] != b->dims[y->shape] ||
+        if (alike_op(x) != alike_op(y) || x->dtype != y->dtype || x->nattr != y->nattr || x->nin != y->nin ||
+            x->attr != y->attr || memcmp(x->in, y->in, sizeof x->in) || a->dims[x->shape] != b->dims[y->shape] ||
             (x->nattr && memcmp(a->attrs + x->attr, b->attrs + y->attr, fixed_words(x) * sizeof *a->attrs)))
+            return false;
+        if (x->op != y->op && !(never_told(a, i) && never_told(b, i)))
             return false;
     }
     for (uint32_t i = 0; i < a->nleaves; i++) {
@@ -43,7 +67,7 @@ uint64_t tj_trace_alike_hash(const struct tj_trace *t) {
     uint64_t h = t->nnodes;
     for (uint32_t i = 0; i < t->nnodes; i++) {
         const struct tj_node *n = &t->nodes[i];
-        h = tj_hash_mix(h, (uint64_t)n->op << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
+        h = tj_hash_mix(h, (uint64_t)alike_op(n) << 48 | (uint64_t)n->dtype << 40 | (uint64_t)n->nattr << 32 | n->nin);
         h = tj_hash_mix(h, (uint64_t)n->in[0] << 32 | n->in[1]);
         h = tj_hash_mix(h, (uint64_t)n->in[2] << 32 | (n->in[3] ^ (uint32_t)t->dims[n->shape] << 24));
         if (n->nattr)
@@ -58,8 +82,8 @@ uint64_t tj_trace_alike_hash(const struct tj_trace *t) {
 }
 
 bool tj_shape_is_argument(uint16_t op) {
-    return op == TJ_OP_RESHAPE || op == TJ_OP_EXPAND || op == TJ_OP_SLICE || op == TJ_OP_AS_STRIDED ||
-           op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
+    return op == TJ_OP_RESHAPE || op == TJ_OP_RESHAPE_COPY || op == TJ_OP_EXPAND || op == TJ_OP_SLICE ||
+           op == TJ_OP_AS_STRIDED || op == TJ_OP_ARANGE || op == TJ_OP_DIAGONAL;
 }
 
 static uint8_t differing(const struct tj_trace *a, uint32_t x, const struct tj_trace *b, uint32_t y) {

@@ -39,6 +39,8 @@ static struct side side(const struct again *a, tj_ref n) {
 
 static bool is_scalar(const struct again *a, tj_ref n) { return a->t->nodes[n].op == TJ_OP_SCALAR; }
 
+static bool is_reshape(const struct tj_node *n) { return n->op == TJ_OP_RESHAPE || n->op == TJ_OP_RESHAPE_COPY; }
+
 static bool unchanged(const struct side *s) { return tj_same(s->was, s->now, s->rank * sizeof *s->was); }
 
 // ---- what an extent given by the host may become -------------------------------------------------------------------
@@ -561,14 +563,13 @@ static const char *infer(struct again *a, tj_ref i) {
     if (node->op == TJ_OP_LEAF) {
         const struct tj_attr_leaf *l = tj_node_attr(a->t, node);
         memcpy(to, a->leaf + (size_t)l->index * TJ_MAX_RANK, o.rank * sizeof *to);
-    } else if (node->op == TJ_OP_ARANGE || node->op == TJ_OP_RESHAPE || node->op == TJ_OP_EXPAND ||
-               node->op == TJ_OP_SLICE) {
+    } else if (node->op == TJ_OP_ARANGE || is_reshape(node) || node->op == TJ_OP_EXPAND || node->op == TJ_OP_SLICE) {
         if (node->op == TJ_OP_ARANGE) {
             struct values c = values(a, o.was[0], i);
             n = spread(opt, 1, 0, &c);
         } else {
             struct side x = side(a, node->in[0]);
-            n = node->op == TJ_OP_RESHAPE  ? reshape_options(a, i, &o, &x, opt)
+            n = is_reshape(node)           ? reshape_options(a, i, &o, &x, opt)
                 : node->op == TJ_OP_EXPAND ? expand_options(a, i, &o, &x, opt)
                                            : slice_options(a, i, node, &o, &x, opt);
         }
@@ -702,7 +703,7 @@ static bool build(const struct again *a, struct tj_trace *out, tj_ref *at) {
             memcpy(attr, t->attrs + node->attr, node->nattr * sizeof *attr);
         for (uint32_t k = 0; k < node->nin; k++)
             in[k] = at[was[k]];
-        if (node->op == TJ_OP_RESHAPE || node->op == TJ_OP_EXPAND) { // not recorded when it changes nothing
+        if (is_reshape(node) || node->op == TJ_OP_EXPAND) { // not recorded when it changes nothing
             struct side x = side(a, was[0]);
             if (t->nodes[was[0]].op != TJ_OP_SCALAR && x.rank == o.rank &&
                 tj_same(x.now, o.now, o.rank * sizeof *o.now)) {

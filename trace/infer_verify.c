@@ -217,6 +217,9 @@ static bool shapes_ok(const struct check *c, const struct side *o, const struct 
         if (op == TJ_OP_UPDATE) {
             return (equal_dims(o, &in[0]) && equal_dims(&in[1], &in[2])) || bad(c, "shapes of memory, value and view");
         }
+        if (op == TJ_OP_RESHAPE_COPY && o->numel != in[0].numel) {
+            return bad(c, "%lld elements of %lld", (long long)o->numel, (long long)in[0].numel);
+        }
         if (op == TJ_OP_COPY || op == TJ_OP_FLIP || op == TJ_OP_INDEX_COPY) {
             return equal_dims(o, &in[0]) || bad(c, "shape is not the operand's");
         }

@@ -195,6 +195,6 @@ void tj_interp_move(const struct tj_interp *it, tj_ref n) {
     case TJ_OP_INDEX_SELECT: index_select(it, n); break;
     case TJ_OP_INDEX_COPY: index_copy(it, n); break;
     case TJ_OP_AS_STRIDED: as_strided(it, n); break;
-    default: reshape(it, n); break; // RESHAPE, COPY
+    default: reshape(it, n); break; // RESHAPE, RESHAPE_COPY, COPY
     }
 }

@@ -323,7 +323,8 @@ void tj_trace_dump(const struct tj_trace *t, const tj_ref *outs, size_t nouts, s
     for (uint32_t i = 0; i < t->nnodes; i++) {
         const struct tj_node *n = &t->nodes[i];
         const tj_ref *in = tj_node_in(t, n);
-        tj_sb_printf(sb, "%%%u = %s %s", i, tj_ops[n->op].name, tj_dtypes[n->dtype].name);
+        tj_sb_printf(sb, "%%%u = %s%s %s", i, tj_ops[n->op].name, n->op == TJ_OP_RESHAPE_COPY ? " (copied)" : "",
+                     tj_dtypes[n->dtype].name);
         tj_sb_dims(sb, tj_shape_dims(t, n->shape), tj_shape_rank(t, n->shape));
         for (uint32_t k = 0; k < n->nin; k++) {
             tj_sb_printf(sb, " %%%u", in[k]);

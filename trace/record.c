@@ -70,6 +70,7 @@ void tj_run_free(struct tj_run *run) {
 }
 
 void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
+    bool moved = false;
     for (uint32_t i = nnodes; i < run->trace.nnodes; i++) {
         run->values[i].state = TJ_V_DEAD;
     }
@@ -89,11 +90,15 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
         }
         while (v->latest >= nnodes) {
             const struct tj_node *n = &run->trace.nodes[v->latest];
+            moved |= leaf && n->op == TJ_OP_LEAF;
             v->latest = n->op == TJ_OP_UPDATE ? n->in[0] : i;
         }
         if (leaf && v->latest == i) { // so that the next write looks for overlaps again
             key->flags &= (uint16_t)~TJ_LEAF_WRITTEN;
         }
+    }
+    if (moved) {
+        tj_run_moved_again(run, nnodes);
     }
 }
 
@@ -230,7 +235,7 @@ static tj_ref emit(struct tj_run *run, enum tj_op op, tj_dtype d, uint32_t shape
     if (nin <= 4 && nin) {
         memcpy(key.in, in, nin * sizeof *in);
     }
-    if (op == TJ_OP_COPY || op == TJ_OP_UPDATE || (tj_ops[op].flags & TJ_FLAG_N)) {
+    if (op == TJ_OP_COPY || op == TJ_OP_RESHAPE_COPY || op == TJ_OP_UPDATE || (tj_ops[op].flags & TJ_FLAG_N)) {
         return tj_append_value(run, op, d, shape, in, nin, attr, bytes / 8, loc, TJ_NIL);
     }
     tj_ref n = intern(run, &key, in, attr, view, loc, &found);
@@ -441,7 +446,8 @@ tj_ref tj_rec_in(struct tj_rec *q, trace_tensor *t) {
     tj_ref n = tj_resolve(q->r, t, q->op, q->loc);
     if (n != TJ_NIL && q->r->values[n].alias) {
         tj_ref of = q->r->trace.nodes[n].in[0];
-        if (!q->r->values[of].ended) { // once ended, only the alias is sure to be kept over a break
+        // Once ended, only the alias is sure to be kept over a break; and it keeps content that a write overwrites.
+        if (!q->r->values[of].ended && q->r->trace.nodes[tj_value_root(q->r, of)].op != TJ_OP_LEAF) {
             return of;
         }
     }

@@ -79,7 +79,7 @@ tj_ref tj_rec_oom(struct tj_rec *q);
 
 enum tj_fresh {
     TJ_PART,  // inside a composite: merged with an equal node; a view of its operand when it is a view op
-    TJ_OWNED, // content of its own even when it is a view op (a copying reshape, full)
+    TJ_OWNED, // content of its own even when it is a view op (full)
 };
 // Appends (or finds) a node. Attributes: one zeroed struct of int64 fields.
 tj_ref tj_rec_op(struct tj_rec *q, enum tj_op op, tj_dtype d, const int64_t *dims, size_t rank, const tj_ref *in,
@@ -161,6 +161,9 @@ tj_ref tj_leaf_base(struct tj_rec *q, tj_ref leaf);
 // trace_write while run is open on this thread: uses of st by it, and what follows the change.
 uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool *written);
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old);
+// After a rollback to nnodes nodes: what trace_write gave tensors of earlier leaves isn't undone, they are captured
+// again. Out of memory: the run has failed.
+void tj_run_moved_again(struct tj_run *run, uint32_t nnodes);
 void tj_tensor_drop(struct trace_tensor *t); // trace_release of a tensor, whatever scope is open
 struct tj_storage *tj_storage_borrow(trace_context *ctx, uint32_t flags); // without memory yet
 // One more run in flight reads st; process: the one it entered in.

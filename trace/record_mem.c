@@ -598,6 +598,22 @@ uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool
     return n;
 }
 
+// Leaf i's handle has other memory by now, with its content.
+static bool follow(struct tj_run *run, uint32_t i) {
+    struct trace_tensor *source = run->trace.leaves[i].source;
+    tj_ref was = run->rec->leafnodes[i];
+    if (!source || run->values[was].rebased || run->values[was].state == TJ_V_DEAD) {
+        return true;
+    }
+    tj_ref now = tj_leaf_of(run, source, 0);
+    if (now == TJ_NIL) {
+        return false;
+    }
+    run->values[was].latest = now;
+    run->written = true;
+    return true;
+}
+
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old) {
     run->fresh_from = run->trace.nnodes; // what was computed from the old content is no longer what its operands give
     if (__atomic_load_n(&t->st, __ATOMIC_RELAXED) == old) {
@@ -605,17 +621,21 @@ bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_st
     }
     uint32_t n = run->trace.nleaves;
     for (uint32_t i = 0; i < n; i++) {
-        struct tj_leaf l = run->trace.leaves[i];
-        tj_ref was = run->rec->leafnodes[i];
-        if (!l.source || l.tensor->st != old || run->values[was].rebased || run->values[was].state == TJ_V_DEAD) {
-            continue;
-        }
-        tj_ref now = tj_leaf_of(run, l.source, 0);
-        if (now == TJ_NIL) {
+        if (run->trace.leaves[i].tensor->st == old && !follow(run, i)) {
             return false;
         }
-        run->values[was].latest = now;
-        run->written = true;
     }
     return true;
+}
+
+void tj_run_moved_again(struct tj_run *run, uint32_t nnodes) {
+    uint32_t n = run->trace.nleaves;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_leaf *l = &run->trace.leaves[i];
+        tj_ref node = run->rec->leafnodes[i];
+        if (node < nnodes && run->values[node].latest == node && l->source &&
+            l->tensor->st != __atomic_load_n(&l->source->st, __ATOMIC_RELAXED) && !follow(run, i)) {
+            return;
+        }
+    }
 }

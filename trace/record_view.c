@@ -47,7 +47,8 @@ tj_ref tj_rec_reshape(struct tj_rec *q, tj_ref n, const int64_t *dims, size_t ra
         tj_value_place(q->r, n, &v, &root);
         view = rank <= TJ_MAX_RANK && tj_reshape_strides(v.dims, v.strides, v.rank, dims, rank, strides);
     }
-    return tj_rec_op(q, TJ_OP_RESHAPE, tj_rec_dtype(q, n), dims, rank, &n, 1, NULL, 0, view ? TJ_PART : TJ_OWNED);
+    return tj_rec_op(q, view ? TJ_OP_RESHAPE : TJ_OP_RESHAPE_COPY, tj_rec_dtype(q, n), dims, rank, &n, 1, NULL, 0,
+                     TJ_PART);
 }
 
 tj_ref tj_rec_permute(struct tj_rec *q, tj_ref n, const int64_t *perm) {
@@ -97,12 +98,6 @@ static tj_ref drop_dim(struct tj_rec *q, tj_ref n, size_t dim) {
     dims_of(q, n, dims, &rank);
     memmove(dims + dim, dims + dim + 1, (rank - dim - 1) * sizeof *dims);
     return tj_rec_reshape(q, n, dims, rank - 1);
-}
-
-// The result of a view op: a reshape that had to copy gives content of its own.
-static trace_tensor *end_view(struct tj_rec *q, tj_ref n) {
-    bool copied = n != TJ_NIL && tj_rec_node(q, n)->op == TJ_OP_RESHAPE && q->r->values[n].root == n;
-    return copied ? tj_rec_end(q, n) : tj_rec_end_view(q, n);
 }
 
 // ---- public views ---------------------------------------------------------------------------------------
@@ -156,7 +151,7 @@ trace_tensor *trace_reshape_at(trace_tensor *x, const int64_t *dims, size_t n_, 
         FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s; the number of elements must stay the same",
              TEXT(a, have, rank), (long long)numel, TEXT(b, dims, n_));
     }
-    return end_view(&q, tj_rec_reshape(&q, n, to, n_));
+    return tj_rec_end_view(&q, tj_rec_reshape(&q, n, to, n_));
 }
 trace_tensor *trace_reshape(trace_tensor *x, const int64_t *dims, size_t n) {
     return trace_reshape_at(x, dims, n, NULL, 0);
@@ -183,7 +178,7 @@ trace_tensor *trace_flatten_at(trace_tensor *x, int64_t start_dim, int64_t end_d
     for (size_t i = e + 1; i < rank; i++) {
         to[k++] = have[i];
     }
-    return end_view(&q, tj_rec_reshape(&q, n, to, k));
+    return tj_rec_end_view(&q, tj_rec_reshape(&q, n, to, k));
 }
 trace_tensor *trace_flatten(trace_tensor *x, int64_t start_dim, int64_t end_dim) {
     return trace_flatten_at(x, start_dim, end_dim, NULL, 0);
@@ -201,7 +196,7 @@ trace_tensor *trace_permute_at(trace_tensor *x, const int64_t *dims, size_t n_, 
     for (size_t i = 0; i < rank; i++) {
         perm[i] = dims[i] < 0 ? dims[i] + (int64_t)rank : dims[i];
     }
-    return end_view(&q, tj_rec_permute(&q, n, perm));
+    return tj_rec_end_view(&q, tj_rec_permute(&q, n, perm));
 }
 trace_tensor *trace_permute(trace_tensor *x, const int64_t *dims, size_t n) {
     return trace_permute_at(x, dims, n, NULL, 0);
@@ -213,7 +208,7 @@ trace_tensor *trace_transpose_at(trace_tensor *x, int64_t d0, int64_t d1, const 
     if (!tj_rec_dim(&q, d0, rank, &a) || !tj_rec_dim(&q, d1, rank, &b)) {
         STOP;
     }
-    return end_view(&q, tj_rec_transpose(&q, n, a, b));
+    return tj_rec_end_view(&q, tj_rec_transpose(&q, n, a, b));
 }
 trace_tensor *trace_transpose(trace_tensor *x, int64_t d0, int64_t d1) {
     return trace_transpose_at(x, d0, d1, NULL, 0);
@@ -238,7 +233,7 @@ trace_tensor *trace_expand_at(trace_tensor *x, const int64_t *dims, size_t n_, c
             to[i] = have[rank - right];
         }
     }
-    return end_view(&q, tj_rec_shape(&q, to, n_, tj_rec_dtype(&q, n)) ? tj_rec_expand(&q, n, to, n_) : TJ_NIL);
+    return tj_rec_end_view(&q, tj_rec_shape(&q, to, n_, tj_rec_dtype(&q, n)) ? tj_rec_expand(&q, n, to, n_) : TJ_NIL);
 }
 trace_tensor *trace_expand(trace_tensor *x, const int64_t *dims, size_t n) {
     return trace_expand_at(x, dims, n, NULL, 0);
@@ -263,7 +258,7 @@ static trace_tensor *narrow(const char *name, trace_tensor *x, int64_t dim, int6
         FAIL(TRACE_ERR_ARGUMENT, "start %lld, length %lld do not fit extent %lld of dim %zu", (long long)start,
              (long long)length, (long long)have[d], d);
     }
-    return end_view(&q, tj_rec_slice(&q, n, (int64_t)d, from, length, 1));
+    return tj_rec_end_view(&q, tj_rec_slice(&q, n, (int64_t)d, from, length, 1));
 }
 trace_tensor *trace_narrow_at(trace_tensor *x, int64_t dim, int64_t start, int64_t length, const char *file, int line) {
     return narrow("narrow", x, dim, start, length, file, line);
@@ -283,7 +278,7 @@ trace_tensor *trace_select_at(trace_tensor *x, int64_t dim, int64_t index, const
         FAIL(TRACE_ERR_ARGUMENT, "index %lld is out of range for extent %lld of dim %zu", (long long)index,
              (long long)have[d], d);
     }
-    return end_view(&q, drop_dim(&q, tj_rec_slice(&q, n, (int64_t)d, i, 1, 1), d));
+    return tj_rec_end_view(&q, drop_dim(&q, tj_rec_slice(&q, n, (int64_t)d, i, 1, 1), d));
 }
 trace_tensor *trace_select(trace_tensor *x, int64_t dim, int64_t index) {
     return trace_select_at(x, dim, index, NULL, 0);
@@ -306,7 +301,7 @@ trace_tensor *trace_slice_at(trace_tensor *x, int64_t dim, int64_t start, int64_
     if (length <= 1) {
         step = 1; // what a stride can't show shall not tell two traces apart
     }
-    return end_view(&q, tj_rec_slice(&q, n, (int64_t)d, from, length, step));
+    return tj_rec_end_view(&q, tj_rec_slice(&q, n, (int64_t)d, from, length, step));
 }
 trace_tensor *trace_slice(trace_tensor *x, int64_t dim, int64_t start, int64_t end, int64_t step) {
     return trace_slice_at(x, dim, start, end, step, NULL, 0);
@@ -324,7 +319,7 @@ trace_tensor *trace_squeeze_at(trace_tensor *x, int64_t dim, const char *file, i
             to[k++] = have[i];
         }
     }
-    return end_view(&q, tj_rec_reshape(&q, n, to, k));
+    return tj_rec_end_view(&q, tj_rec_reshape(&q, n, to, k));
 }
 trace_tensor *trace_squeeze(trace_tensor *x, int64_t dim) { return trace_squeeze_at(x, dim, NULL, 0); }
 
@@ -338,8 +333,8 @@ trace_tensor *trace_unsqueeze_at(trace_tensor *x, int64_t dim, const char *file,
     memcpy(to, have, d * sizeof *to);
     to[d] = 1;
     memcpy(to + d + 1, have + d, (rank - d) * sizeof *to);
-    return end_view(&q,
-                    tj_rec_shape(&q, to, rank + 1, tj_rec_dtype(&q, n)) ? tj_rec_reshape(&q, n, to, rank + 1) : TJ_NIL);
+    return tj_rec_end_view(&q, tj_rec_shape(&q, to, rank + 1, tj_rec_dtype(&q, n)) ? tj_rec_reshape(&q, n, to, rank + 1)
+                                                                                   : TJ_NIL);
 }
 trace_tensor *trace_unsqueeze(trace_tensor *x, int64_t dim) { return trace_unsqueeze_at(x, dim, NULL, 0); }
 
@@ -397,7 +392,7 @@ trace_tensor *trace_as_strided_at(trace_tensor *x, const int64_t *dims, const in
     }
     tj_ref now = tj_value_current(q.r, root);
     tj_ref in[2] = {now, now == TJ_NIL ? now : tj_rec_scalar_i(&q, TRACE_I64, numel ? offset - from : 0)};
-    return end_view(&q, tj_rec_op(&q, TJ_OP_AS_STRIDED, d, dims, n_, in, 2, &attr, sizeof attr, TJ_PART));
+    return tj_rec_end_view(&q, tj_rec_op(&q, TJ_OP_AS_STRIDED, d, dims, n_, in, 2, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_as_strided(trace_tensor *x, const int64_t *dims, const int64_t *strides, size_t n, int64_t offset) {
     return trace_as_strided_at(x, dims, strides, n, offset, NULL, 0);
@@ -426,7 +421,8 @@ trace_tensor *trace_diagonal_at(trace_tensor *x, int64_t offset, int64_t d0, int
     to[k++] = rows < cols ? rows : cols;
     struct tj_attr_diagonal attr = {(int64_t)a, (int64_t)b};
     tj_ref in[2] = {n, tj_rec_scalar_i(&q, TRACE_I64, to[k - 1] ? offset : 0)};
-    return end_view(&q, tj_rec_op(&q, TJ_OP_DIAGONAL, tj_rec_dtype(&q, n), to, k, in, 2, &attr, sizeof attr, TJ_PART));
+    return tj_rec_end_view(
+        &q, tj_rec_op(&q, TJ_OP_DIAGONAL, tj_rec_dtype(&q, n), to, k, in, 2, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_diagonal(trace_tensor *x, int64_t offset, int64_t d0, int64_t d1) {
     return trace_diagonal_at(x, offset, d0, d1, NULL, 0);
@@ -449,8 +445,8 @@ trace_tensor *trace_unfold_at(trace_tensor *x, int64_t dim, int64_t size, int64_
     to[d] = (have[d] - size) / step + 1;
     to[rank] = size;
     struct tj_attr_unfold attr = {(int64_t)d, size, step};
-    return end_view(&q,
-                    tj_rec_op(&q, TJ_OP_UNFOLD, tj_rec_dtype(&q, n), to, rank + 1, &n, 1, &attr, sizeof attr, TJ_PART));
+    return tj_rec_end_view(
+        &q, tj_rec_op(&q, TJ_OP_UNFOLD, tj_rec_dtype(&q, n), to, rank + 1, &n, 1, &attr, sizeof attr, TJ_PART));
 }
 trace_tensor *trace_unfold(trace_tensor *x, int64_t dim, int64_t size, int64_t step) {
     return trace_unfold_at(x, dim, size, step, NULL, 0);

@@ -778,9 +778,9 @@ static void fail_scope(struct tj_box *b, tj_status st, const char *text) {
     struct tj_run *run = &b->run;
     struct tj_scope sc = run->scopes[run->nscopes - 1];
     if (!sc.skipped && b->flushes == sc.flushes) {
-        roll_back(b, &sc);
-        run->failed = TRACE_OK;
+        run->failed = TRACE_OK; // (going back may fail in turn)
         run->error[0] = '\0';
+        roll_back(b, &sc);
         b->scope_failed = true;
         b->scope_status = st;
         (void)snprintf(b->scope_error, sizeof b->scope_error, "%s", text);
