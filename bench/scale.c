@@ -1,7 +1,7 @@
 /* scale: what a run costs per element as one thing in it grows: breaks, outputs, users of a value, writes, views,
- * layers, leaves, and so on. One JSON object a family: microseconds per element at each n, of the first run (recording,
- * compiling, running) and of a later one, and the ratio of the largest n to the cheapest smaller one of at least 1,000.
- * Linear is 1.
+ * layers, leaves, and so on. One JSON object a family: microseconds of processor time per element at each n, of the
+ * first run (recording, compiling, running) and of a later one, and the ratio of the largest n to the cheapest smaller
+ * one of at least 1,000. Linear is 1.
  *
  *   scale [--max N] [--interpret] [FAMILY...]    all families without names; N: 30000
  *
@@ -31,6 +31,13 @@ struct family {
     enum { SAME, VARY, DYNAMIC, REPLAY } how;
     size_t most; /* n beyond which there is none; 0: all */
 };
+
+/* Processor time of all threads: others on the machine count less. */
+static double used(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 static T *check(T *t) {
     if (!t)
@@ -387,7 +394,7 @@ static void copy_outputs(struct scale *s) { /* results into memory of the host's
 
 static void regions(struct scale *s, double *seconds) {
     trace_region **r = calloc(s->n, sizeof *r);
-    double start = now();
+    double start = used();
     for (size_t i = 0; i < s->n; i++) {
         T *y = NULL;
         fine(trace_region_create(s->ctx, "one of many", NULL, &r[i]));
@@ -396,8 +403,8 @@ static void regions(struct scale *s, double *seconds) {
         fine(trace_end(r[i], &y, 1));
         trace_release(y);
     }
-    seconds[0] = now() - start;
-    start = now();
+    seconds[0] = used() - start;
+    start = used();
     for (size_t i = 0; i < s->n; i++) {
         T *y = NULL;
         if (trace_begin(r[i], s->in, 1))
@@ -407,7 +414,7 @@ static void regions(struct scale *s, double *seconds) {
     }
     for (size_t i = 0; i < s->n; i++)
         trace_region_release(r[i]);
-    seconds[1] = seconds[2] = now() - start;
+    seconds[1] = seconds[2] = used() - start;
     free(r);
 }
 
@@ -417,7 +424,7 @@ static void plans(struct scale *s, double *seconds) {
     fine(trace_region_create(s->ctx, "many plans",
                              TRACE_REGION_OPTIONS(.dynamic = TRACE_DYNAMIC_OFF, .max_graphs = (uint32_t)s->n + 1), &r));
     for (int turn = 0; turn < 3; turn++) {
-        double start = now();
+        double start = used();
         for (size_t i = 0; i < s->n; i++) {
             T *x = make(s, 1, (int64_t)i + 1), *y = NULL;
             if (trace_begin(r, &x, 1))
@@ -426,7 +433,7 @@ static void plans(struct scale *s, double *seconds) {
             trace_release(y);
             trace_release(x);
         }
-        seconds[turn] = now() - start;
+        seconds[turn] = used() - start;
     }
     trace_region_release(r);
 }
@@ -435,26 +442,26 @@ static void plans(struct scale *s, double *seconds) {
 static void eager(struct scale *s, double *seconds) {
     T **t = array(s->n);
     for (int turn = 0; turn < 3; turn++) {
-        double start = now();
+        double start = used();
         for (size_t i = 0; i < s->n; i++)
             t[i] = check(trace_add_f(i ? t[i - 1] : s->in[0], 1));
         for (size_t i = 0; i < s->n; i++)
             trace_release(t[i]);
-        seconds[turn] = now() - start;
+        seconds[turn] = used() - start;
     }
     free(t);
 }
 
 static void bound(struct scale *s, double *seconds) {
     trace_bound *b;
-    double start = now();
+    double start = used();
     if (trace_begin(s->r, s->in, s->ninputs))
         written_tensors(s);
     fine(trace_end_bind(s->r, NULL, &b));
-    seconds[0] = now() - start;
-    start = now();
+    seconds[0] = used() - start;
+    start = used();
     fine(trace_bound_run(b));
-    seconds[1] = seconds[2] = now() - start;
+    seconds[1] = seconds[2] = used() - start;
     trace_bound_release(b);
 }
 
@@ -541,13 +548,13 @@ static void measure(const struct family *f, size_t n, double *seconds) {
             s.rows = 4 + s.turn;
             f->setup(&s);
         }
-        double start = now();
+        double start = used();
         if (trace_begin(s.r, s.in, s.ninputs))
             f->body(&s);
         if (!s.nouts && f->how == REPLAY)
             s.nouts = 1;
         fine(trace_end(s.r, s.out, s.nouts));
-        double took = now() - start;
+        double took = used() - start;
         let_go(s.out, &s.nouts);
         int at = s.turn < 2 ? s.turn : 2;
         seconds[at] = s.turn > 2 ? fmin(seconds[at], took) : took;

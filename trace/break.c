@@ -17,15 +17,21 @@
 #include "timeline.h"
 
 enum {
-    MARK_EXECUTED = 1, // an earlier segment computed it
-    MARK_NEED = 2,     // of this segment
-    MARK_LIVE = 4,     // somebody may ask for it later
-    MARK_HOST = 8,     // the host itself may
-    MARK_TAINT = 16,   // made from memory that this segment overwrites
-    MARK_SEEN = 32,    // its operands are marked
-    MARK_COPY = 64,    // stored, and an op of this segment writes into a copy of it
-    MARK_RAW = 128,    // would be tainted if earlier breaks had stored nothing
-    MARK_TEMP = MARK_RAW | MARK_COPY | MARK_NEED | MARK_LIVE | MARK_HOST | MARK_TAINT | MARK_SEEN
+    MARK_EXECUTED = 1,   // an earlier segment computed it
+    MARK_NEED = 2,       // of this segment
+    MARK_LIVE = 4,       // somebody may ask for it later
+    MARK_HOST = 8,       // the host itself may
+    MARK_TAINT = 16,     // made from memory that this segment overwrites
+    MARK_SEEN = 32,      // its operands are marked
+    MARK_COPY = 64,      // stored, and an op of this segment writes into a copy of it
+    MARK_RAW = 128,      // would be tainted if earlier breaks had stored nothing
+    MARK_OUT = 256,      // among box->outs
+    MARK_WRITE = 512,    // among box->writes
+    MARK_GONE = 1024,    // of a leaf: its memory is overwritten,
+    MARK_BY_HOST = 2048, // by the host
+    MARK_ASKED = 4096,   // of a leaf: these two are known. Of others: whether they live is
+    MARK_LATER = 8192,   // a deferred form asks for it
+    MARK_TEMP = 0xFFFF & ~(MARK_EXECUTED | MARK_LATER)
 };
 
 // ---- helpers --------------------------------------------------------------------------------------------------------
@@ -54,6 +60,7 @@ bool tj_break_grow(struct tj_box *b) {
     if (n > b->nmark) {
         memset(b->mark + b->nmark, 0, (n - b->nmark) * sizeof *b->mark);
         memset(b->origin + b->nmark, 0, (n - b->nmark) * sizeof *b->origin);
+        memset(b->map + b->nmark, 0, (n - b->nmark) * sizeof *b->map);
         b->nmark = n;
     }
     return true;
@@ -64,7 +71,7 @@ void tj_break_reset(struct tj_box *b) {
         tj_learned_put(b->instances[i].record);
         tj_entry_put(b->instances[i].entry);
     }
-    b->ninstances = b->nmusts = b->nmark = 0;
+    b->ninstances = b->nmusts = b->nmark = b->nused = b->nuses = b->nneed = b->nlater = 0;
     b->touched = false;
 }
 
@@ -129,66 +136,107 @@ void tj_break_used(struct tj_box *b, tj_ref n) { mark_used(b, n); }
 
 // ---- extraction -----------------------------------------------------------------------------------------------------
 
+// Notes that node i has marks.
+static bool list(struct tj_box *b, tj_ref i) {
+    if (!tj_grow((void **)&b->need, &b->capneed, b->nneed + 1, sizeof *b->need))
+        return false;
+    b->need[b->nneed++] = i;
+    return true;
+}
+
+static bool reach(struct tj_box *b, tj_ref i) {
+    if (b->mark[i] & MARK_NEED)
+        return true;
+    b->mark[i] |= MARK_NEED;
+    return list(b, i);
+}
+
 // The other results of the loop that REPEAT_OUT i belongs to stand next to it.
-static void need_loop(struct tj_box *b, tj_ref i, tj_ref *top) {
+static bool need_loop(struct tj_box *b, tj_ref i) {
     const struct tj_trace *t = &b->run.trace;
     const struct tj_node *n = &t->nodes[i];
     tj_ref from = i - (tj_ref)t->attrs[n->attr];
     for (tj_ref k = from; k < from + (n->nin - 1) / 2; k++) {
         if (b->mark[k] & MARK_NEED || b->run.values[k].state == TJ_V_STORED)
             continue;
-        b->mark[k] |= MARK_NEED | MARK_SEEN;
-        *top = k > *top ? k : *top;
+        b->mark[k] |= MARK_SEEN;
+        if (!reach(b, k))
+            return false;
     }
+    return true;
 }
 
-// Marks what the values in refs are computed from: down to leaves and stored values. Values computed by an earlier
-// segment and not stored are computed again. Returns the lowest node marked; *top the highest.
-static void need(struct tj_box *b, const tj_ref *refs, uint32_t n, tj_ref *low, tj_ref *top) {
+// Adds what the values in refs are computed from to box->need: down to leaves and stored values. Values computed by an
+// earlier segment and not stored are computed again. False: out of memory.
+static bool need(struct tj_box *b, const tj_ref *refs, uint32_t n) {
     const struct tj_run *run = &b->run;
-    uint32_t open = 0;
+    uint32_t at = b->nneed;
     for (uint32_t i = 0; i < n; i++) {
         if (b->mark[refs[i]] & MARK_EXECUTED)
             mark_used(b, refs[i]);
-        if (b->mark[refs[i]] & MARK_NEED)
-            continue;
-        b->mark[refs[i]] |= MARK_NEED;
-        open++;
-        if (refs[i] > *top || *top == TJ_NIL)
-            *top = refs[i];
+        if (!reach(b, refs[i]))
+            return false;
     }
-    for (tj_ref i = *top; open && i != TJ_NIL; i--) {
-        if (!(b->mark[i] & MARK_NEED) || (b->mark[i] & MARK_SEEN))
+    for (; at < b->nneed; at++) {
+        tj_ref i = b->need[at];
+        if (b->mark[i] & MARK_SEEN)
             continue;
         b->mark[i] |= MARK_SEEN;
-        open--;
-        if (i < *low)
-            *low = i;
         const struct tj_node *node = &run->trace.nodes[i];
         if (run->values[i].state == TJ_V_STORED) {
             mark_used(b, i);
             continue;
         }
         const tj_ref *in = tj_node_in(&run->trace, node);
-        if (node->op == TJ_OP_REPEAT_OUT) // a loop runs as a whole: all that it carries is there afterwards
-            need_loop(b, i, top);
+        if (node->op == TJ_OP_REPEAT_OUT && !need_loop(b, i)) // it runs as a whole: all that it carries is there then
+            return false;
         if (node->op == TJ_OP_UPDATE && run->values[in[0]].state == TJ_V_STORED && !tj_root_tensor(run, i))
             b->mark[in[0]] |= MARK_COPY;
         for (uint32_t k = 0; k < node->nin; k++) {
             // Where computing again begins, storing would have spared it.
             if (!(b->mark[i] & MARK_EXECUTED) && (b->mark[in[k]] & MARK_EXECUTED))
                 mark_used(b, in[k]);
-            if (b->mark[in[k]] & MARK_NEED)
-                continue;
-            b->mark[in[k]] |= MARK_NEED;
-            open++;
+            if (!reach(b, in[k]))
+                return false;
+        }
+    }
+    return true;
+}
+
+static void sort_refs(tj_ref *a, uint32_t n) {
+    for (uint32_t gap = n / 2; gap; gap /= 2) {
+        for (uint32_t i = gap; i < n; i++) {
+            tj_ref v = a[i];
+            uint32_t k = i;
+            for (; k >= gap && a[k - gap] > v; k -= gap)
+                a[k] = a[k - gap];
+            a[k] = v;
         }
     }
 }
 
-static void unmark(struct tj_box *b, tj_ref low, tj_ref top) {
-    for (tj_ref i = low; i <= top && i < b->nmark; i++)
-        b->mark[i] &= (uint8_t)~MARK_TEMP;
+// Puts box->need in program order; the work is that of the segment, wherever it lies in the run.
+static void order(struct tj_box *b) {
+    tj_ref low = TJ_NIL, top = 0;
+    for (uint32_t i = 0; i < b->nneed; i++) {
+        low = b->need[i] < low ? b->need[i] : low;
+        top = b->need[i] > top ? b->need[i] : top;
+    }
+    if (b->nneed && top - low < 8 * b->nneed) {
+        uint32_t n = 0;
+        for (tj_ref i = low; i <= top; i++) {
+            if (b->mark[i] & MARK_NEED)
+                b->need[n++] = i;
+        }
+        return;
+    }
+    sort_refs(b->need, b->nneed);
+}
+
+static void unmark(struct tj_box *b) {
+    for (uint32_t i = 0; i < b->nneed; i++)
+        b->mark[b->need[i]] &= (uint16_t)~MARK_TEMP;
+    b->nneed = 0;
 }
 
 static tj_ref add_leaf(struct tj_box *b, struct trace_tensor *t, struct tj_leaf_key key, uint32_t shape,
@@ -299,12 +347,11 @@ static void key_leaves(struct tj_box *b, const tj_ref *writes, uint32_t nwrites)
         s->leafkeys[i].group &= 0x7FFF;
 }
 
-// Copies the marked nodes between low and top to box->sub.
-static bool extract(struct tj_box *b, tj_ref low, tj_ref top, const tj_ref *writes, uint32_t nwrites) {
+// Copies the nodes of box->need to box->sub.
+static bool extract(struct tj_box *b, const tj_ref *writes, uint32_t nwrites) {
     tj_trace_reset(&b->sub);
-    for (tj_ref i = low; i <= top; i++) {
-        if (!(b->mark[i] & MARK_NEED))
-            continue;
+    for (uint32_t k = 0; k < b->nneed; k++) {
+        tj_ref i = b->need[k];
         b->map[i] = emit(b, i);
         if (b->map[i] == TJ_NIL)
             return false;
@@ -364,15 +411,13 @@ tj_status tj_break_plan(struct tj_box *b, uint32_t nouts, uint32_t nwrites, cons
     if (TJ_LIKELY(!run->broke && !b->rolled)) {
         tj_segment_fill(b, seg, &run->trace, b->outs, nouts, b->writes, nwrites);
     } else {
-        tj_ref low = TJ_NIL, top = TJ_NIL;
         if (!tj_break_grow(b))
             return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory");
-        need(b, b->outs, nouts, &low, &top);
-        need(b, b->writes, nwrites, &low, &top);
-        bool ok = extract(b, low, top, b->writes, nwrites) &&
-                  map_refs(b, &b->subouts, &b->capsubouts, b->outs, nouts) &&
-                  map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, nwrites);
-        unmark(b, low, top);
+        bool ok = need(b, b->outs, nouts) && need(b, b->writes, nwrites);
+        order(b);
+        ok = ok && extract(b, b->writes, nwrites) && map_refs(b, &b->subouts, &b->capsubouts, b->outs, nouts) &&
+             map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, nwrites);
+        unmark(b);
         if (!ok)
             return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for the last segment");
         tj_segment_fill(b, seg, &b->sub, b->subouts, nouts, b->subwrites, nwrites);
@@ -461,45 +506,146 @@ static void mark_live(struct tj_box *b) {
     }
 }
 
-// Whether the memory of leaf `root` is overwritten: by one of the pending writes (their roots are in map), or by the
-// host, which is about to write `about`.
-static bool overwritten(const struct tj_box *b, tj_ref root, const tj_ref *writes, uint32_t nwrites,
-                        const struct trace_tensor *about, bool *by_host) {
+// Notes who uses which value, of the nodes recorded since it was asked last, and which nodes are of one memory.
+static bool note_uses(struct tj_box *b) {
+    const struct tj_run *run = &b->run;
+    const struct tj_trace *t = &run->trace;
+    uint32_t n = b->nmark;
+    b->nlater = b->nlater < b->ndeferred ? b->nlater : b->ndeferred;
+    for (; b->nlater < b->ndeferred; b->nlater++)
+        b->mark[b->deferred[b->nlater].node] |= MARK_LATER;
+    if (!tj_grow((void **)&b->first_use, &b->capfirst_use, n, sizeof *b->first_use) ||
+        !tj_grow((void **)&b->last_use, &b->caplast_use, n, sizeof *b->last_use) ||
+        !tj_grow((void **)&b->same_root, &b->capsame_root, n, sizeof *b->same_root) ||
+        !tj_grow((void **)&b->last_root, &b->caplast_root, n, sizeof *b->last_root))
+        return false;
+    for (; b->nused < n; b->nused++) {
+        tj_ref i = b->nused, root = tj_value_root(run, i);
+        const tj_ref *in = tj_node_in(t, &t->nodes[i]);
+        uint32_t nin = t->nodes[i].nin;
+        if (!tj_grow((void **)&b->uses, &b->capuses, b->nuses + nin, sizeof *b->uses))
+            return false;
+        b->first_use[i] = b->last_use[i] = 0;
+        b->same_root[i] = TJ_NIL;
+        b->last_root[i] = i;
+        if (root < i) {
+            b->same_root[b->last_root[root]] = i;
+            b->last_root[root] = i;
+        }
+        for (uint32_t k = 0; k < nin; k++) {
+            b->uses[b->nuses] = (struct tj_use){i, 0};
+            if (b->last_use[in[k]])
+                b->uses[b->last_use[in[k]] - 1].next = b->nuses + 1;
+            else
+                b->first_use[in[k]] = b->nuses + 1;
+            b->last_use[in[k]] = ++b->nuses;
+        }
+    }
+    return true;
+}
+
+static bool held(const struct tj_value *v) { return v->count && !v->ended && v->state != TJ_V_DEAD; }
+
+// Whether the host itself may ask for value i, other than through a view of it.
+static bool host_asks(const struct tj_box *b, tj_ref i) {
+    const struct tj_run *run = &b->run;
+    tj_ref root = tj_value_root(run, i), latest = run->values[root].latest;
+    bool superseded = latest != root && latest != TJ_NIL;
+    if (!superseded && held(&run->values[i]))
+        return true;
+    for (tj_ref k = root; superseded && latest == i && k != TJ_NIL; k = b->same_root[k]) {
+        if (held(&run->values[k]))
+            return true;
+    }
+    return b->mark[i] & MARK_LATER;
+}
+
+// As mark_host and mark_live tell of all values, for value i alone: from it to its users, until one is found that the
+// host may ask for. What is found on the way stays known for this break.
+enum answer { NO, YES, LOST /* out of memory */ };
+static enum answer lives(struct tj_box *b, tj_ref i) {
+    const struct tj_run *run = &b->run;
+    uint32_t n = 0;
+    if (b->mark[i] & MARK_ASKED)
+        return b->mark[i] & MARK_LIVE ? YES : NO;
+    for (tj_ref k = i;;) {
+        // k is new on the path: answered at once, or its users are.
+        if (!list(b, k) || !tj_grow((void **)&b->path, &b->cappath, n + 2, sizeof *b->path))
+            return LOST;
+        b->mark[k] |= MARK_ASKED;
+        bool yes = host_asks(b, k);
+        b->path[n++] = k;
+        b->path[n++] = yes ? 0 : b->first_use[k];
+        tj_ref down = TJ_NIL;
+        while (n && !yes && down == TJ_NIL) {
+            uint32_t use = b->path[n - 1];
+            if (!use) {
+                n -= 2;
+                continue;
+            }
+            tj_ref u = b->uses[use - 1].user;
+            b->path[n - 1] = b->uses[use - 1].next;
+            if (run->values[u].state == TJ_V_STORED ||
+                (!is_view(&run->trace.nodes[u]) && b->mark[u] & (MARK_EXECUTED | MARK_NEED)))
+                continue;
+            if (b->mark[u] & MARK_ASKED)
+                yes = b->mark[u] & MARK_LIVE;
+            else
+                down = u;
+        }
+        if (yes) {
+            for (; n; n -= 2)
+                b->mark[b->path[n - 2]] |= MARK_LIVE;
+            return YES;
+        }
+        if (!n)
+            return NO;
+        k = down;
+    }
+}
+
+// Whether the memory of leaf `root` is overwritten (MARK_GONE): by one of the pending writes, or by the host, which is
+// about to write `about`. groups: bits of the groups that pending writes reach.
+static uint16_t overwritten(struct tj_box *b, tj_ref root, const uint64_t *groups, const struct trace_tensor *about) {
     const struct tj_trace *t = &b->run.trace;
+    uint16_t *m = &b->mark[root];
+    if (*m & MARK_ASKED)
+        return *m;
     const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
     uint16_t group = t->leafkeys[a->index].group;
     const struct trace_tensor *x = t->leaves[a->index].tensor;
-    *by_host = about && (x->st == about->st || tj_tensors_overlap(x, about));
-    if (*by_host)
-        return true;
-    for (uint32_t k = 0; k < nwrites; k++) {
-        tj_ref other = b->map[writes[k]];
-        const struct tj_attr_leaf *o = tj_node_attr(t, &t->nodes[other]);
-        if (other == root || (group && t->leafkeys[o->index].group == group))
-            return true;
-    }
-    return false;
+    *m |= MARK_ASKED;
+    if (about && (x->st == about->st || tj_tensors_overlap(x, about)))
+        *m |= MARK_GONE | MARK_BY_HOST;
+    if (group && groups[group / 64] >> group % 64 & 1)
+        *m |= MARK_GONE;
+    return *m;
 }
 
 // What was made from memory that is overwritten; the final contents that the writes leave there excepted.
 static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites, const struct trace_tensor *about) {
     const struct tj_run *run = &b->run;
     const struct tj_trace *t = &run->trace;
-    for (uint32_t i = 0; i < nwrites; i++)
-        b->map[writes[i]] = tj_value_root(run, writes[i]);
+    uint64_t groups[UINT16_MAX / 64 + 1];
+    memset(groups, 0, sizeof groups);
+    for (uint32_t i = 0; i < nwrites; i++) {
+        tj_ref root = tj_value_root(run, writes[i]);
+        const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
+        uint16_t group = t->leafkeys[a->index].group;
+        b->mark[root] |= MARK_GONE;
+        groups[group / 64] |= (uint64_t)1 << group % 64;
+    }
     for (tj_ref i = 0; i < b->nmark; i++) {
         tj_ref root = tj_value_root(run, i);
-        bool by_host, final = false;
-        if (t->nodes[root].op == TJ_OP_LEAF && overwritten(b, root, writes, nwrites, about, &by_host)) {
-            for (uint32_t k = 0; k < nwrites && !by_host; k++)
-                final |= writes[k] == i;
-            if (!final)
+        uint16_t gone = t->nodes[root].op == TJ_OP_LEAF ? overwritten(b, root, groups, about) : 0;
+        if (gone & MARK_GONE) {
+            if (gone & MARK_BY_HOST || !(b->mark[i] & MARK_WRITE))
                 b->mark[i] |= MARK_TAINT | MARK_RAW;
             continue;
         }
         const struct tj_node *n = &t->nodes[i];
         const tj_ref *in = tj_node_in(t, n);
-        uint8_t m = 0;
+        uint16_t m = 0;
         for (uint32_t k = 0; k < n->nin; k++)
             m |= b->mark[in[k]];
         b->mark[i] |= m & (run->values[i].state == TJ_V_STORED ? MARK_RAW : MARK_TAINT | MARK_RAW);
@@ -511,7 +657,7 @@ static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites,
 static void use_saved(struct tj_box *b) {
     const struct tj_run *run = &b->run;
     for (tj_ref i = b->nmark; i-- > 0;) {
-        uint8_t m = b->mark[i];
+        uint16_t m = b->mark[i];
         if (!(m & MARK_RAW) || m & MARK_TAINT || !(m & (MARK_HOST | MARK_SEEN)))
             continue;
         if (run->values[i].state == TJ_V_STORED) {
@@ -524,7 +670,7 @@ static void use_saved(struct tj_box *b) {
             b->mark[in[k]] |= MARK_SEEN;
     }
     for (tj_ref i = 0; i < b->nmark; i++)
-        b->mark[i] &= (uint8_t)~MARK_SEEN;
+        b->mark[i] &= (uint16_t)~MARK_SEEN;
 }
 
 // ---- a break --------------------------------------------------------------------------------------------------------
@@ -533,19 +679,18 @@ struct flush {
     tj_ref target;                    // TJ_NIL: none
     const struct trace_tensor *about; // the host is going to write it, or NULL
     uint32_t nwrites;                 // box->writes
-    tj_ref low, top;
+    bool all;                         // all nodes of the run may have marks
     uint32_t nouts; // box->outs: target, musts, then the others stored, all ascending behind the target
     uint32_t nmust;
 };
 
 static bool add(struct tj_box *b, struct flush *f, tj_ref n) {
-    for (uint32_t i = 0; i < f->nouts; i++) {
-        if (b->outs[i] == n)
-            return true;
-    }
+    if (b->mark[n] & MARK_OUT)
+        return true;
     if (!tj_grow((void **)&b->outs, &b->capouts, f->nouts + 1, sizeof *b->outs))
         return false;
     b->outs[f->nouts++] = n;
+    b->mark[n] |= MARK_OUT;
     return true;
 }
 
@@ -555,32 +700,26 @@ static bool storable(const struct tj_box *b, tj_ref i) {
     return !is_source(n) && !is_view(n) && b->run.values[i].state == TJ_V_PENDING && !tj_root_tensor(&b->run, i);
 }
 
-static bool is_write(const struct tj_box *b, const struct flush *f, tj_ref n) {
-    for (uint32_t i = 0; i < f->nwrites; i++) {
-        if (b->writes[i] == n)
-            return true;
-    }
-    return false;
-}
-
 // Values that must be kept: later code may ask for them, and they can't be computed again.
 static bool add_musts(struct tj_box *b, struct flush *f) {
     if (!f->nwrites && !f->about)
         return true;
+    f->all = true;
     mark_host(b);
     mark_taint(b, b->writes, f->nwrites, f->about);
     use_saved(b);
     for (tj_ref i = 0; i < b->nmark; i++) {
         if ((b->mark[i] & (MARK_HOST | MARK_TAINT)) == (MARK_HOST | MARK_TAINT) && storable(b, i) &&
-            !is_write(b, f, i) && !add(b, f, i))
+            !(b->mark[i] & MARK_WRITE) && !add(b, f, i))
             return false;
     }
     return true;
 }
 
 static bool add_ordered(struct tj_box *b, struct flush *f) {
-    for (tj_ref i = f->low; i <= f->top; i++) {
-        if (b->mark[i] & MARK_NEED && is_ordered(&b->run.trace.nodes[i]) && storable(b, i) && !add(b, f, i))
+    for (uint32_t k = 0; k < b->nneed; k++) {
+        tj_ref i = b->need[k];
+        if (is_ordered(&b->run.trace.nodes[i]) && storable(b, i) && !add(b, f, i))
             return false;
     }
     return true;
@@ -589,17 +728,24 @@ static bool add_ordered(struct tj_box *b, struct flush *f) {
 // The values to store besides those that must be: all that live while learning, then those that were used.
 static bool add_stored(struct tj_box *b, struct flush *f, const struct tj_learned *l) {
     bool learning = atomic_load_explicit(&l->learning, memory_order_relaxed);
-    if (learning) {
-        if (!f->nwrites && !f->about)
-            mark_host(b);
+    if (learning && f->all)
         mark_live(b);
-    }
-    for (tj_ref i = f->low; i <= f->top; i++) {
-        if (!(b->mark[i] & MARK_NEED) || !storable(b, i) || is_write(b, f, i))
+    if (learning && !f->all && !note_uses(b))
+        return false;
+    for (uint32_t k = 0, n = b->nneed; k < n; k++) { // looking for those that live adds to the list
+        tj_ref i = b->need[k];
+        if (!storable(b, i) || b->mark[i] & MARK_WRITE)
             continue;
         tj_ref sub = b->map[i];
         bool used = atomic_load_explicit(&l->used[sub / 64], memory_order_relaxed) >> sub % 64 & 1;
-        if ((used || (learning && b->mark[i] & MARK_LIVE)) && !add(b, f, i))
+        bool keep = used || (learning && f->all && b->mark[i] & MARK_LIVE);
+        if (!keep && learning && !f->all) {
+            enum answer a = lives(b, i);
+            if (a == LOST)
+                return false;
+            keep = a == YES;
+        }
+        if (keep && !add(b, f, i))
             return false;
     }
     return true;
@@ -631,22 +777,11 @@ static uint32_t instance(struct tj_box *b, struct tj_learned *l, struct tj_entry
     return b->ninstances;
 }
 
-static void sort_refs(tj_ref *a, uint32_t n) {
-    for (uint32_t gap = n / 2; gap; gap /= 2) {
-        for (uint32_t i = gap; i < n; i++) {
-            tj_ref v = a[i];
-            uint32_t k = i;
-            for (; k >= gap && a[k - gap] > v; k -= gap)
-                a[k] = a[k - gap];
-            a[k] = v;
-        }
-    }
-}
-
 // Results are in place: values become stored, written leaves have their new content.
 static void commit(struct tj_box *b, const struct flush *f, uint32_t inst) {
     struct tj_run *run = &b->run;
-    for (tj_ref i = f->low; i <= f->top; i++) {
+    for (uint32_t k = 0; k < b->nneed; k++) {
+        tj_ref i = b->need[k];
         const struct tj_node *n = &run->trace.nodes[i];
         if (!(b->mark[i] & MARK_NEED) || is_source(n) || is_view(n) || run->values[i].state != TJ_V_PENDING)
             continue;
@@ -671,7 +806,7 @@ static void commit(struct tj_box *b, const struct flush *f, uint32_t inst) {
 // Runs the segment that a break needs. target: the value read, or TJ_NIL. about: what the host writes next, or NULL.
 static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tensor *about, const struct tj_site *site) {
     struct tj_run *run = &b->run;
-    struct flush f = {.target = target, .about = about, .low = TJ_NIL, .top = TJ_NIL};
+    struct flush f = {.target = target, .about = about};
     struct tj_segment seg;
     struct tj_entry *e = NULL;
     struct tj_learned *l = NULL;
@@ -679,14 +814,17 @@ static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tenso
     uint32_t inst = 0;
     if (!tj_break_grow(b) || !tj_pending_writes(b, &f.nwrites))
         goto memory;
+    for (uint32_t i = 0; i < f.nwrites; i++)
+        b->mark[b->writes[i]] |= MARK_WRITE;
     if (target != TJ_NIL && !add(b, &f, target))
         goto memory;
     uint32_t first = f.nouts;
     if (!add_musts(b, &f))
         goto memory;
-    need(b, b->outs, f.nouts, &f.low, &f.top);
-    need(b, b->writes, f.nwrites, &f.low, &f.top);
-    if (f.top == TJ_NIL) { // nothing is recorded that had to run
+    if (!need(b, b->outs, f.nouts) || !need(b, b->writes, f.nwrites))
+        goto memory;
+    order(b);
+    if (!b->nneed) { // nothing is recorded that had to run
         st = TRACE_OK;
         goto out;
     }
@@ -694,8 +832,7 @@ static tj_status flush(struct tj_box *b, tj_ref target, const struct trace_tenso
         goto memory;
     sort_refs(b->outs + first, f.nouts - first);
     f.nmust = f.nouts - first;
-    if (!extract(b, f.low, f.top, b->writes, f.nwrites) ||
-        !map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, f.nwrites))
+    if (!extract(b, b->writes, f.nwrites) || !map_refs(b, &b->subwrites, &b->capsubwrites, b->writes, f.nwrites))
         goto memory;
     l = tj_learned_get(run->region, &b->sub, target == TJ_NIL ? TJ_NIL : b->map[target], b->subwrites, f.nwrites);
     if (!l || !add_stored(b, &f, l))
@@ -737,7 +874,13 @@ memory:
     (void)tj_fail(TRACE_ERR_MEMORY, "out of memory at a graph break");
 out:
     tj_learned_put(l);
-    unmark(b, 0, b->nmark ? b->nmark - 1 : 0);
+    for (uint32_t i = 0; i < f.nouts; i++)
+        b->mark[b->outs[i]] &= (uint16_t)~MARK_TEMP;
+    for (uint32_t i = 0; i < f.nwrites && b->nmark; i++)
+        b->mark[b->writes[i]] &= (uint16_t)~MARK_TEMP;
+    for (tj_ref i = 0; f.all && i < b->nmark; i++)
+        b->mark[i] &= (uint16_t)~MARK_TEMP;
+    unmark(b);
     return st;
 }
 
@@ -759,14 +902,13 @@ static bool learn(struct tj_box *b, const struct tj_instance *in) {
         b->subouts[n++] = l->target;
     for (uint32_t i = 0; i < in->nmust; i++)
         b->subouts[n++] = b->musts[in->must + i];
-    uint32_t fixed = n;
+    uint32_t fixed = n, must = fixed - in->nmust;
     for (tj_ref i = 0; i < l->trace.nnodes && n < l->trace.nnodes; i++) {
         if (!(atomic_load_explicit(&l->used[i / 64], memory_order_relaxed) >> i % 64 & 1))
             continue;
-        bool have = false;
-        for (uint32_t k = 0; k < fixed && !have; k++)
-            have = b->subouts[k] == i;
-        if (!have)
+        while (must < fixed && b->subouts[must] < i) // they ascend
+            must++;
+        if (i != l->target && !(must < fixed && b->subouts[must] == i))
             b->subouts[n++] = i;
     }
     struct tj_segment s;
@@ -936,5 +1078,5 @@ void tj_break_lint(struct tj_box *b, uint32_t nouts) {
             tj_call_name(t, i));
     }
     for (tj_ref i = 0; i < b->nmark; i++)
-        b->mark[i] &= (uint8_t)~MARK_TEMP;
+        b->mark[i] &= (uint16_t)~MARK_TEMP;
 }

@@ -11,6 +11,7 @@
 #include "reason.h"
 #include "timeline.h"
 
+#define LIKELY 256          // plans compared with a new one for the reason of its making
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
 #define ATTEMPTS 3          // times a signature is tried whose maker failed for want of memory
 #define SYMBOLIC_ATTEMPTS 4 // times a symbolic plan is looked for or made, before an exact one
@@ -21,7 +22,7 @@ tj_status tj_cache_init(struct tj_cache *c, uint32_t max) {
     memset(c, 0, sizeof *c);
     c->max = max;
     c->nbuckets = 16;
-    while (c->nbuckets < 2 * max && c->nbuckets < 1u << 12)
+    while (c->nbuckets < 2 * max && c->nbuckets < 1u << 16)
         c->nbuckets *= 2;
     c->buckets = tj_calloc(c->nbuckets, sizeof *c->buckets);
     c->families = tj_calloc(c->nbuckets, sizeof *c->families);
@@ -32,6 +33,14 @@ tj_status tj_cache_init(struct tj_cache *c, uint32_t max) {
     tj_free(c->families);
     tj_free(c->records);
     return tj_fail(TRACE_ERR_MEMORY, "trace_region_create: out of memory for the plan table");
+}
+
+static void chain_relative(struct tj_cache *c, struct tj_entry *e) {
+    struct tj_entry **family = &c->families[e->family & (c->nbuckets - 1)];
+    if (!e->family) // nobody looks for relatives
+        return;
+    e->next_relative = *family;
+    *family = e;
 }
 
 // Before ring and buckets are changed: in a child of fork, what a thread of the parent was changing is made whole. An
@@ -49,9 +58,7 @@ static void make_whole(struct tj_cache *c) {
     memset(c->families, 0, c->nbuckets * sizeof *c->families);
     for (uint32_t i = 0; i < c->nbuckets; i++) {
         for (struct tj_entry *e = c->buckets[i]; e && ok; e = e->next) {
-            struct tj_entry **family = &c->families[e->family & (c->nbuckets - 1)];
-            e->next_relative = *family;
-            *family = e;
+            chain_relative(c, e);
             ok = tj_grow((void **)&c->ring, &c->capring, c->n + 1, sizeof *c->ring);
             if (ok)
                 c->ring[c->n++] = e;
@@ -118,6 +125,7 @@ void tj_cache_free(struct tj_cache *c) {
         tj_free(c->reasons[i].text);
         tj_free(c->reasons[i].where);
     }
+    tj_free(c->sitetab);
     tj_free(c->ring);
     tj_free(c->buckets);
     tj_free(c->families);
@@ -184,12 +192,15 @@ static uint64_t site_key(const struct tj_site *s) {
     return h;
 }
 
-// The table's most similar READY entry of the same site, with a reference. Called with the lock held.
+// The table's most similar READY entry of the same site, with a reference: of the LIKELY youngest, which are in the
+// ring before the hand. Called with the lock held.
 static struct tj_entry *nearest(struct tj_cache *c, uint64_t site, const struct tj_segment *s) {
     struct tj_entry *best = NULL;
     uint64_t best_score = 0;
-    for (uint32_t i = 0; i < c->n; i++) {
-        struct tj_entry *e = c->ring[i];
+    bool all_of_them = c->n <= LIKELY;
+    for (uint32_t i = 0, n = all_of_them ? c->n : LIKELY, from = all_of_them ? 0 : c->hand + c->n - LIKELY; i < n;
+         i++) {
+        struct tj_entry *e = c->ring[(from + i) % c->n];
         if (e->site_key != site || atomic_load(&e->state) != TJ_E_READY)
             continue;
         uint64_t ops = tj_common_ops(&e->trace, s->trace);
@@ -216,9 +227,9 @@ static void unchain(struct tj_cache *c, struct tj_entry *e) {
     if (*p)
         *p = e->next;
     p = &c->families[e->family & (c->nbuckets - 1)];
-    while (*p && *p != e)
+    while (e->family && *p && *p != e)
         p = &(*p)->next_relative;
-    if (*p)
+    if (e->family && *p)
         *p = e->next_relative;
 }
 
@@ -255,18 +266,11 @@ static void report_evicted(struct trace_region *r, struct tj_entry *e, const cha
     tj_entry_put(e);
 }
 
-static uint64_t code_bytes(trace_context *ctx) {
-    uint64_t n = atomic_load(&ctx->eager->cache.code);
-    for (struct trace_region *r = ctx->regions; r; r = r->next)
-        n += atomic_load(&r->cache.code);
-    return n;
-}
-
 // What has to go for the limits of the context: text into why. False: nothing. ctx->lock is held.
 static bool over_limit(trace_context *ctx, int *what, char *why, size_t cap) {
     *what = TRACE_BUDGET_CODE_BYTES;
     (void)snprintf(why, cap, "code_limit of %zu bytes", ctx->opt.code_limit);
-    if (code_bytes(ctx) > ctx->opt.code_limit)
+    if (atomic_load(&ctx->budget.used[TRACE_BUDGET_CODE_BYTES]) > (int64_t)ctx->opt.code_limit)
         return true;
     if (!tj_budget_exceeded(&ctx->budget, what))
         return false;
@@ -697,9 +701,7 @@ static struct tj_entry *find_or_enter(struct tj_box *b, struct lookup *q) {
             struct tj_entry **bucket = &c->buckets[q->hash & (c->nbuckets - 1)];
             fresh->next = *bucket;
             *bucket = fresh;
-            bucket = &c->families[q->family & (c->nbuckets - 1)];
-            fresh->next_relative = *bucket;
-            *bucket = fresh;
+            chain_relative(c, fresh);
             e = fresh;
             fresh = NULL;
             q->made = true;
@@ -1091,6 +1093,24 @@ struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace 
     return l;
 }
 
+// Room for one more site in the table that finds them. The lock is held.
+static bool grow_sites(struct tj_cache *c) {
+    if (c->nsites < c->nsitetab)
+        return true;
+    uint32_t size = c->nsitetab ? 2 * c->nsitetab : 16;
+    struct tj_break_site **tab = tj_calloc(size, sizeof *tab);
+    if (!tab)
+        return false;
+    for (struct tj_break_site *s = c->sites; s; s = s->next) {
+        s->next_alike = tab[s->key & (size - 1)];
+        tab[s->key & (size - 1)] = s;
+    }
+    tj_free(c->sitetab);
+    c->sitetab = tab;
+    c->nsitetab = size;
+    return true;
+}
+
 struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc loc, const char *kind, bool lint,
                                         bool *fresh) {
     struct tj_cache *c = &r->cache;
@@ -1099,17 +1119,19 @@ struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc lo
     uint64_t key = tj_hash_bytes(where, strlen(where), tj_hash_bytes(kind, strlen(kind), lint));
     *fresh = false;
     tj_lock(&c->lock);
-    struct tj_break_site *s = c->sites;
+    struct tj_break_site *s = c->nsitetab ? c->sitetab[key & (c->nsitetab - 1)] : NULL;
     while (s && !(s->key == key && s->lint == lint && !strcmp(s->kind, kind) && !strcmp(s->where, where)))
-        s = s->next;
-    if (!s && (s = tj_calloc(1, sizeof *s))) {
+        s = s->next_alike;
+    if (!s && grow_sites(c) && (s = tj_calloc(1, sizeof *s))) {
         s->where = tj_strdup(where);
         s->kind = kind;
         s->key = key;
         s->lint = lint;
         if (s->where) {
             s->next = c->sites;
-            c->sites = s;
+            s->next_alike = c->sitetab[key & (c->nsitetab - 1)];
+            c->sites = c->sitetab[key & (c->nsitetab - 1)] = s;
+            c->nsites++;
             *fresh = true;
         } else {
             tj_free(s);

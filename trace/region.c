@@ -169,6 +169,13 @@ static void box_clear(struct tj_box *b) {
     DROP(handles, caphandles);
     DROP(map, capmap);
     DROP(mark, capmark);
+    DROP(need, capneed);
+    DROP(path, cappath);
+    DROP(uses, capuses);
+    DROP(first_use, capfirst_use);
+    DROP(last_use, caplast_use);
+    DROP(same_root, capsame_root);
+    DROP(last_root, caplast_root);
     DROP(origin, caporigin);
     DROP(instances, capinstances);
     DROP(musts, capmusts);
@@ -825,12 +832,18 @@ static tj_status end_inner(struct tj_box *b, trace_tensor **out, size_t n, struc
         return st;
     }
     // Each output is a reference of the caller's, as it is when the region runs alone: values made before the scope,
-    // and those named twice, get one more.
+    // and those named twice, get one more. Where there are many, map tells where one might have been named.
+    bool many = n > 8 && n < UINT32_MAX && !run->eager && tj_break_grow(b);
     for (size_t i = 0; !run->eager && i < n; i++) {
         bool more = !tj_is_value(out[i]);
+        tj_ref ref = more ? 0 : (tj_ref)((uint64_t)(uintptr_t)out[i] >> 1 & 0xFFFFFF) - 1;
         if (!more)
-            more = (tj_ref)((uint64_t)(uintptr_t)out[i] >> 1 & 0xFFFFFF) - 1 < sc->mark;
-        for (size_t j = 0; j < i && !more; j++)
+            more = ref < sc->mark;
+        if (many && !more) {
+            more = b->map[ref] < i && out[b->map[ref]] == out[i];
+            b->map[ref] = more ? b->map[ref] : (uint32_t)i;
+        }
+        for (size_t j = 0; j < i && !more && !many; j++)
             more = out[j] == out[i];
         if (more)
             out[i] = trace_retain(out[i]);

@@ -92,7 +92,7 @@ struct tj_break_site { // one line of the break report
     uint64_t key;
     bool lint;
     _Atomic uint64_t count, ns;
-    struct tj_break_site *next;
+    struct tj_break_site *next, *next_alike; // all, youngest first; of its bucket
 };
 struct tj_reason {      // one line of the recompile report
     char *text, *where; // owned
@@ -114,7 +114,8 @@ struct tj_cache {
     struct tj_learned **records;
     uint32_t nrecords;
     _Atomic uint64_t code; // bytes of code of the plans here
-    struct tj_break_site *sites;
+    struct tj_break_site *sites, **sitetab;
+    uint32_t nsites, nsitetab; // buckets: a power of two, or none yet
     struct tj_reason reasons[TJ_REASONS];
     uint64_t nreasons;
 };
@@ -154,6 +155,10 @@ struct tj_pooled {
 struct tj_origin {
     uint32_t instance; // index into instances + 1; 0: none
     tj_ref sub;        // its node there
+};
+struct tj_use { // of a value, by node `user`
+    tj_ref user;
+    uint32_t next; // index + 1, in rising order of users
 };
 struct tj_instance {           // one break of this run
     struct tj_learned *record; // holds a reference
@@ -217,11 +222,19 @@ struct tj_box {
     uint32_t capoutmap, caphandles;
     struct tj_trace sub; // extracted segment
     tj_ref *map;         // node of the run -> node of sub, while extracting
-    uint8_t *mark;       // MARK_* a node, kept over the run
+    uint16_t *mark;      // MARK_* a node, kept over the run
     struct tj_origin *origin;
     uint32_t capmap, capmark, caporigin;
     uint32_t nmark; // nodes with a valid mark and origin
-    tj_ref low;     // no value below it is still to be run
+    tj_ref *need;   // nodes of the segment being extracted, and others that have marks, ascending where it says so
+    uint32_t nneed, capneed;
+    tj_ref *path; // scratch of a walk to users
+    uint32_t cappath;
+    struct tj_use *uses; // of nodes by later ones: chains from first_use, made while the region learns
+    tj_ref *first_use, *last_use, *same_root, *last_root; // index + 1 of a use; the next node of the same root
+    uint32_t nuses, capuses, capfirst_use, caplast_use, capsame_root, caplast_root;
+    uint32_t nused;  // nodes whose uses are there
+    uint32_t nlater; // deferred forms whose values are marked
     struct tj_instance *instances;
     uint32_t ninstances, capinstances;
     tj_ref *musts;

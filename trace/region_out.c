@@ -20,11 +20,22 @@ static bool reserve(struct tj_box *b, size_t n) {
     return true;
 }
 
-// Index of value n among the computed outputs; added when new.
+// Index of value n among the computed outputs; added when new. TJ_NIL: out of memory.
 static uint32_t add_out(struct tj_box *b, uint32_t *nouts, tj_ref n) {
-    for (uint32_t i = 0; i < *nouts; i++) {
-        if (b->outs[i] == n)
-            return i;
+    enum { FEW = 8 };
+    if (*nouts < FEW) {
+        for (uint32_t i = 0; i < *nouts; i++) {
+            if (b->outs[i] == n)
+                return i;
+        }
+    } else { // map tells where it would be; what it holds of other uses tells nothing wrong
+        if (!tj_break_grow(b))
+            return TJ_NIL;
+        for (uint32_t i = 0; *nouts == FEW && i < FEW; i++)
+            b->map[b->outs[i]] = i;
+        if (b->map[n] < *nouts && b->outs[b->map[n]] == n)
+            return b->map[n];
+        b->map[n] = *nouts;
     }
     b->outs[*nouts] = n;
     return (*nouts)++;
@@ -79,8 +90,11 @@ static tj_status sort_outs(struct tj_box *b, trace_tensor *const *out, size_t n,
             b->handles[i] = kept_handle(b, ref, loc, &st);
         if (st)
             return st;
-        if (!b->handles[i])
-            b->outmap[i] = add_out(b, nouts, ref);
+        if (b->handles[i])
+            continue;
+        b->outmap[i] = add_out(b, nouts, ref);
+        if (b->outmap[i] == TJ_NIL)
+            return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for %zu outputs", n);
     }
     return TRACE_OK;
 }
@@ -93,7 +107,7 @@ static void drop_handles(struct tj_box *b, size_t n) {
 }
 
 // Values of the deferred forms: outmap[n + i] for form i.
-static void sort_deferred(struct tj_box *b, size_t n, uint32_t *nouts) {
+static tj_status sort_deferred(struct tj_box *b, size_t n, uint32_t *nouts) {
     for (uint32_t i = 0; i < b->ndeferred; i++) {
         tj_ref ref = b->deferred[i].node;
         b->outmap[n + i] = OUT_HANDLE;
@@ -102,8 +116,11 @@ static void sort_deferred(struct tj_box *b, size_t n, uint32_t *nouts) {
             b->deferred[i].tensor = trace_retain(b->run.values[ref].tensor);
         } else {
             b->outmap[n + i] = add_out(b, nouts, ref);
+            if (b->outmap[n + i] == TJ_NIL)
+                return tj_fail(TRACE_ERR_MEMORY, "trace_end: out of memory for %u deferred reads", b->ndeferred);
         }
     }
+    return TRACE_OK;
 }
 
 static void finish_deferred(struct tj_box *b, size_t n) {
@@ -135,7 +152,7 @@ tj_status tj_finish(struct tj_box *b, trace_tensor **out, size_t n, struct tj_lo
         return TRACE_ERR_MEMORY;
     tj_status st = sort_outs(b, out, n, loc, &nouts);
     if (!st && TJ_UNLIKELY(b->ndeferred))
-        sort_deferred(b, n, &nouts);
+        st = sort_deferred(b, n, &nouts);
     if (!st && TJ_UNLIKELY(b->note)) {
         if (b->ndeferred) {
             b->later = b->deferred[0].print ? "trace_print_later" : "trace_item_later";
