@@ -1,6 +1,8 @@
 // jit/graph.c: from trace to graph: reachability, extents as expressions, composite ops taken apart.
 #include "graph.h"
 
+#include <stdlib.h>
+
 // ---- making nodes -------------------------------------------------------------------------------------------------
 
 static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj_ex *dims, size_t rank,
@@ -24,14 +26,27 @@ static tj_ref add(struct tj_graph *g, tj_ref trace, int op, tj_dtype d, const tj
 
 // What e stands for, as far as is known: a constant where there is one.
 static tj_ex canon(const struct tj_graph *g, tj_ex e) {
-    for (uint32_t i = 0, steps = 0; i < g->nequal && steps < 64; i++) {
-        if (g->equal[i].b == e) {
-            e = g->equal[i].a;
-            i = UINT32_MAX;
-            steps++;
-        }
+    tj_ex is = e;
+    while (is < g->nreplaced && g->replaced[is] != is) {
+        is = g->replaced[is];
     }
-    return e;
+    while (e != is) { // the next one who asks comes there at once
+        tj_ex next = g->replaced[e];
+        g->replaced[e] = is;
+        e = next;
+    }
+    return is;
+}
+
+static bool replace(struct tj_graph *g, tj_ex e, tj_ex by) {
+    if (!tj_grow((void **)&g->replaced, &g->capreplaced, e + 1, sizeof *g->replaced)) {
+        return false;
+    }
+    for (; g->nreplaced <= e; g->nreplaced++) {
+        g->replaced[g->nreplaced] = g->nreplaced;
+    }
+    g->replaced[e] = by;
+    return true;
 }
 
 // Records that a and b are the same number. fact: they are in every trace of these ops; else a guard.
@@ -47,12 +62,13 @@ static void equate(struct tj_graph *g, tj_ex a, tj_ex b, tj_ref node, bool fact)
         g->failed = g->wrong = true;
         return;
     }
-    if (!tj_grow((void **)&g->equal, &g->capequal, g->nequal + 1, sizeof *g->equal)) {
+    // The larger index is replaced by the smaller, so replacing ends; constants stay.
+    bool swap = tj_ex_is_const(g->x, b) || (!tj_ex_is_const(g->x, a) && b < a);
+    if (!tj_grow((void **)&g->equal, &g->capequal, g->nequal + 1, sizeof *g->equal) ||
+        !replace(g, swap ? a : b, swap ? b : a)) {
         g->failed = true;
         return;
     }
-    // The larger index is replaced by the smaller, so replacing ends; constants stay.
-    bool swap = tj_ex_is_const(g->x, b) || (!tj_ex_is_const(g->x, a) && b < a);
     g->equal[g->nequal].a = swap ? b : a;
     g->equal[g->nequal].b = swap ? a : b;
     g->equal[g->nequal].fact = fact;
@@ -106,15 +122,43 @@ static bool varies(const struct tj_graph *g, tj_ref r, size_t d, int64_t value) 
     if (dyn->arg[r] >> d & 1) {
         return true;
     }
-    for (uint32_t i = 0; dyn->args && value > 1 && i < g->t->nleaves; i++) {
-        const int64_t *dims = tj_shape_dims(g->t, g->t->leafkeys[i].shape);
-        for (uint32_t k = 0; k < g->t->leafkeys[i].rank; k++) {
-            if (dyn->leaf[i] >> k & 1 && dims[k] == value) {
-                return true;
-            }
+    uint32_t low = 0, high = dyn->args && value > 1 ? g->nsizes : 0;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (g->sizes[mid] == value) {
+            return true;
+        }
+        if (g->sizes[mid] < value) {
+            low = mid + 1;
+        } else {
+            high = mid;
         }
     }
     return false;
+}
+
+static int by_size(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// The values that symbols of leaves have, for `varies`.
+static void keep_sizes(struct tj_graph *g) {
+    const struct tj_dynamic *dyn = g->seg->dyn;
+    uint32_t n = 0;
+    g->sizes = TJ_ARENA_NEW(g->arena, int64_t, (size_t)g->t->nleaves * TJ_MAX_RANK + 1);
+    for (uint32_t i = 0; !g->arena->failed && i < g->t->nleaves; i++) {
+        const int64_t *dims = tj_shape_dims(g->t, g->t->leafkeys[i].shape);
+        for (uint32_t k = 0; k < g->t->leafkeys[i].rank; k++) {
+            if (dyn->leaf[i] >> k & 1 && !(n && g->sizes[n - 1] == dims[k])) {
+                g->sizes[n++] = dims[k];
+            }
+        }
+    }
+    if (n) {
+        qsort(g->sizes, n, sizeof *g->sizes, by_size);
+    }
+    g->nsizes = n;
 }
 
 static tj_ex argument(struct tj_graph *g, tj_ref r, size_t d, int64_t value) {
@@ -1052,6 +1096,7 @@ tj_status tj_graph_build(struct tj_graph *g) {
         g->p->extents = TJ_ARENA_NEW(g->arena, tj_ex, at + 1);
         g->p->nextents = at;
         keep_amounts(g);
+        keep_sizes(g);
     }
     if (g->arena->failed) {
         return out_of_memory();
@@ -1078,7 +1123,9 @@ void tj_graph_free(struct tj_graph *g) {
     tj_free(g->nodes);
     tj_free(g->table);
     tj_free(g->equal);
+    tj_free(g->replaced);
     g->nodes = NULL;
     g->table = NULL;
     g->equal = NULL;
+    g->replaced = NULL;
 }

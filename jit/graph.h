@@ -96,6 +96,10 @@ struct tj_graph {
         bool fact;   // needs no guard
     } * equal;
     uint32_t nequal, capequal;
+    tj_ex *replaced; // what stands for an expression; those from nreplaced on are themselves
+    uint32_t nreplaced, capreplaced;
+    int64_t *sizes; // that symbols of leaves have, rising
+    uint32_t nsizes;
     bool again;
 };
 // graph.c
