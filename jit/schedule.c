@@ -4,6 +4,8 @@
 enum {
     BUDGET = 220,      // instructions a cone aims to stay under
     MAX_INS = 1200,    // instructions lowering may make
+    CODE = 600,        // LLVM instructions a cone aims to stay under: some 20 ms of code generation
+    LOOPS = 60,        // of these, what a kernel has around its values
     MAX_INPUTS = 22,   // buffers a cone aims to stay under
     CHEAP = 2,         // cost up to which a value is computed again rather than stored
     ABSORB_SPAN = 4096 // nodes between a root and a further output of its kernel
@@ -41,6 +43,31 @@ static uint32_t size_of(const struct tj_gnode *d) {
     case TJ_OP_PAD: return 12;
     default: return tj_g_view(d->op) ? 0 : half ? 2 : 1;
     }
+}
+
+// LLVM instructions a node becomes, roughly: what code generation takes is proportional to them, at some 30 us each.
+static uint32_t code_of(const struct tj_gnode *d) {
+    bool whole = !tj_is_float((tj_dtype)d->dtype);
+    uint32_t n;
+    switch (d->op) {
+    case TJ_OP_EXP: n = 26; break;
+    case TJ_OP_SIGMOID: n = 30; break;
+    case TJ_OP_TANH: n = 34; break;
+    case TJ_OP_LOG:
+    case TJ_OP_SILU: n = 36; break;
+    case TJ_OP_SIN:
+    case TJ_OP_COS:
+    case TJ_OP_ERF:
+    case TJ_OP_GELU:
+    case TJ_OP_GELU_TANH: n = 45; break;
+    case TJ_OP_SOFTPLUS: n = 70; break;
+    case TJ_OP_POW: n = 78; break;
+    case TJ_OP_FMOD:
+    case TJ_OP_REMAINDER:
+    case TJ_OP_FLOOR_DIVIDE: n = whole ? 100 : 28; break;
+    default: return tj_g_reduce(d->op) ? 125 : size_of(d);
+    }
+    return d->dtype == TRACE_F64 ? n + n / 2 : n;
 }
 
 static bool inlines(uint16_t op) {
@@ -425,7 +452,7 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
     s->redset = s->row_root = false;
     s->nred = 0;
     s->epi = TJ_NIL;
-    uint32_t size = 0, inputs = 0;
+    uint32_t size = 0, inputs = 0, code = LOOPS;
     if (!push(s, v)) {
         return false;
     }
@@ -435,7 +462,8 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
         if (d->op == TJ_OP_SCALAR || d->op == TJ_G_EXTENT || d->op == TJ_G_NOTHING) {
             continue;
         }
-        bool full = n != v && (size + size_of(d) > budget || inputs + s->nheap > MAX_INPUTS);
+        bool full =
+            n != v && (size + size_of(d) > budget || code + code_of(d) > CODE || inputs + s->nheap > MAX_INPUTS);
         s->refused = TJ_KEPT_SIZE;
         if (tj_is_alias(s, n) || (s->alias[n] && n == v) || full || !joins(s, n, v, t, epi)) {
             s->why[n] = s->refused;
@@ -458,6 +486,7 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
         }
         s->members[s->nmembers++] = n;
         size += size_of(d);
+        code += code_of(d);
         for (uint32_t i = 0; i < d->nin; i++) {
             if ((d->op == TJ_G_TAPS || (tj_g_view(d->op) && s->noinline_[n] == s->job)) && i == 0) {
                 s->noinline_[d->in[0]] = s->job; // each element is wanted many times
