@@ -704,7 +704,7 @@ uint32_t tj_lo_value(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     }
     const struct tj_gnode *d = TJ_NODE(s, n);
     l->trace = d->trace;
-    if (l->depth >= DEPTH) {
+    if (l->depth >= DEPTH && s->incone[n] == s->stamp) { // what is loaded goes no deeper
         tj_lo_force(l, n, TJ_KEPT_SIZE);
         return TJ_LNONE;
     }

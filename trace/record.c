@@ -64,6 +64,7 @@ void tj_run_free(struct tj_run *run) {
         tj_free(rec->leaftab);
         tj_free(rec->leafnodes);
         tj_free(rec->chain);
+        tj_free(rec->places);
         tj_free(rec);
         run->rec = NULL;
     }

@@ -25,7 +25,8 @@ struct tj_record {
     uint32_t capsnaps, nsnaps;
     tj_ref *chain; // scratch: views between a value and its memory; room for all views of the trace
     uint32_t capchain, nviews;
-    uint32_t scalar_shape; // the 0-d shape in the trace, once known
+    struct tj_known_place *places; // of views (record_mem.c), or NULL
+    uint32_t scalar_shape;         // the 0-d shape in the trace, once known
     bool scalar_known;
     uint16_t groups; // groups of overlapping leaves made so far
 };

@@ -250,26 +250,68 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
     memcpy(v->strides, strides, sizeof strides);
 }
 
+// Where views far from their memory lie, so that a chain of them isn't followed to its end for each. What is kept holds
+// as long as the value below the views does: its root, and the tensor of that.
+enum { PLACES = 64, NEAR = 8 };
+struct tj_known_place {
+    uint64_t generation; // of the run
+    tj_ref node, base;   // the view; what is below the views
+    tj_ref root;         // that `base` had
+    struct tj_place place;
+};
+
+static const struct tj_known_place *known_place(const struct tj_run *run, tj_ref n) {
+    const struct tj_known_place *k = run->rec->places ? &run->rec->places[n % PLACES] : NULL;
+    if (!k || k->generation != run->generation || k->node != n || run->values[k->base].root != k->root)
+        return NULL;
+    const struct tj_node *root = &run->trace.nodes[k->root];
+    return root->op != TJ_OP_LEAF || run->trace.leaves[leaf_index(run, k->root)].tensor == k->place.tensor ? k : NULL;
+}
+
+static void know_place(struct tj_run *run, tj_ref n, tj_ref base, const struct tj_place *v) {
+    struct tj_record *rec = run->rec;
+    if (!rec->places)
+        rec->places = tj_calloc(PLACES, sizeof *rec->places);
+    if (rec->places) // else the chain is followed again
+        rec->places[n % PLACES] = (struct tj_known_place){run->generation, n, base, run->values[base].root, *v};
+}
+
 void tj_value_place(struct tj_run *run, tj_ref n, struct tj_place *v, tj_ref *root) {
     const struct tj_trace *t = &run->trace;
+    struct tj_record *rec = run->rec;
+    const struct tj_known_place *known = NULL;
     uint32_t count = 0;
-    memset(v, 0, sizeof *v);
-    tj_ref base = unwind(run, n, &count);
-    tj_ref r = run->values[base].root;
-    const struct tj_node *node = &t->nodes[r];
-    v->rank = tj_shape_rank(t, node->shape);
-    memcpy(v->dims, tj_shape_dims(t, node->shape), v->rank * sizeof *v->dims);
-    if (node->op == TJ_OP_LEAF) {
-        const struct tj_leaf *l = &t->leaves[leaf_index(run, r)];
-        v->tensor = l->tensor;
-        v->source = count ? NULL : l->source;
-        v->offset = l->tensor->offset;
-        memcpy(v->strides, l->tensor->strides, sizeof v->strides);
+    tj_ref base = n;
+    while (tj_ops[t->nodes[base].op].cls == TJ_VIEW && run->values[base].root != base &&
+           !(count >= NEAR && (known = known_place(run, base)))) {
+        rec->chain[count++] = base;
+        base = t->nodes[base].in[0];
+    }
+    uint32_t far = count;
+    if (known) {
+        *v = known->place;
+        base = known->base;
     } else {
-        tj_contiguous_strides(v->dims, v->rank, v->strides);
+        memset(v, 0, sizeof *v);
+        tj_ref r = run->values[base].root;
+        const struct tj_node *node = &t->nodes[r];
+        v->rank = tj_shape_rank(t, node->shape);
+        memcpy(v->dims, tj_shape_dims(t, node->shape), v->rank * sizeof *v->dims);
+        if (node->op == TJ_OP_LEAF) {
+            const struct tj_leaf *l = &t->leaves[leaf_index(run, r)];
+            v->tensor = l->tensor;
+            v->source = count ? NULL : l->source;
+            v->offset = l->tensor->offset;
+            memcpy(v->strides, l->tensor->strides, sizeof v->strides);
+        } else {
+            tj_contiguous_strides(v->dims, v->rank, v->strides);
+        }
     }
     while (count) {
-        apply_view(t, &t->nodes[run->rec->chain[--count]], v);
+        apply_view(t, &t->nodes[rec->chain[--count]], v);
+    }
+    if (far >= NEAR) {
+        know_place(run, n, base, v);
     }
     *root = tj_value_root(run, base);
 }
@@ -294,7 +336,10 @@ bool tj_value_view(struct tj_run *run, tj_ref n, struct tj_place *v) {
 tj_ref tj_value_current(struct tj_run *run, tj_ref n) {
     uint32_t count = 0;
     bool changed = false;
-    tj_ref x = n;
+    tj_ref x = n, memory = run->values[n].root;
+    if (run->values[memory].root == memory && run->values[memory].latest == memory) {
+        return n; // never written
+    }
     for (;;) {
         x = unwind(run, x, &count);
         tj_ref r = run->values[x].root, now = run->values[r].latest;
