@@ -266,7 +266,7 @@ static uint32_t count(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         uint32_t span = op2(l, TJ_OP_SUB, TRACE_I64, end, start);
         product = product == TJ_LNONE ? span : op2(l, TJ_OP_MUL, TRACE_I64, product, span);
     }
-    return product;
+    return op2(l, TJ_OP_MAXIMUM, TRACE_I64, product, ci(l, 1)); // a window of an empty plane sums to 0
 }
 
 uint32_t tj_lo_move(struct tj_lower *l, tj_ref n, const struct tj_map *m) {

@@ -73,6 +73,11 @@ static T *host(enum trace_dtype d, const int64_t *dims, size_t rank) {
       trace_scaled_dot_product_attention(F(2, 3, 4), F(2, b, 4), F(2, b, 4), trace_gt_f(F(3, b), 0), false, 0, false)) \
     X(max_pool, "[0, 2, 2]", NONE, trace_max_pool2d(E(b, 4, 4), TRACE_2(2), NULL, NULL, NULL, false))                  \
     X(avg_pool, "[2, 0, 2, 2]", NONE, trace_avg_pool2d(E(2, b, 4, 4), TRACE_2(3), NULL, TRACE_2(1), true, false, 0))   \
+    X(avg_pool_of_padding, "[1, 2, 1, 5]", 0,                                                                          \
+      trace_avg_pool2d(E(1, 2, b, 4), TRACE_2(2), TRACE_2(1), TRACE_2(1), true, false, 0))                             \
+    X(avg_pool_more, "[1, 1, 1]", 0, trace_avg_pool2d(E(1, b, b), TRACE_2(4), TRACE_2(1), TRACE_2(2), true, false, 0)) \
+    X(max_pool_of_padding, "[1, 2, 1, 5]", -INFINITY,                                                                  \
+      trace_max_pool2d(E(1, 2, b, 4), TRACE_2(2), TRACE_2(1), TRACE_2(1), NULL, false))                                \
     X(embedding, "[2, 0, 4]", NONE, trace_embedding(F(5, 4), EI(2, b)))                                                \
     X(embedding_wide, "[2, 3, 0]", NONE, trace_embedding(E(5, b), EI(2, 3)))                                           \
     X(gather, "[2, 0]", NONE, trace_gather(trace_exp(F(2, 5)), 1, EI(2, b)))                                           \
@@ -218,6 +223,9 @@ struct inputs {
     X(keys, "[2, 2]", 0, trace_scaled_dot_product_attention(in->w, in->x, in->x, TRACE_NONE, false, 0, false))         \
     X(padded, "[2, 3]", 7, trace_pad(trace_exp(in->y), TRACE_DIMS(1, 2), TRACE_PAD_CONSTANT, 7))                       \
     X(joined, "[2, 2]", 0.125, trace_cat(TRACE_ARGS(in->y, trace_mul_f(in->w, 0.25), in->y), 1))                       \
+    X(pooled, "[2, 2, 1]", 0,                                                                                          \
+      trace_avg_pool2d(trace_reshape(in->wide, TRACE_DIMS(2, 3, -1 + (trace_numel(in->wide) == 0))), TRACE_2(2),       \
+                       TRACE_2(2), TRACE_2(1), false, false, 0))                                                       \
     X(apart, "[3]", 0, trace_sum(trace_exp(in->wide), TRACE_DIMS(0, 2), false))                                        \
     X(turned, "[0]", NONE, trace_add_f(trace_flatten(trace_transpose(in->x, 0, 1), 0, -1), 1))                         \
     X(picked, "[0, 2]", NONE, trace_index_select(in->w, 0, in->i))                                                     \

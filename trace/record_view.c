@@ -147,7 +147,11 @@ trace_tensor *trace_reshape_at(trace_tensor *x, const int64_t *dims, size_t n_, 
         }
         to[open] = numel / known;
     }
-    if (!tj_numel(to, n_, &want) || want != numel) {
+    if (!tj_rec_shape(&q, to, n_, tj_rec_dtype(&q, n))) {
+        STOP;
+    }
+    (void)tj_numel(to, n_, &want);
+    if (want != numel) {
         FAIL(TRACE_ERR_SHAPE, "shape %s of %lld elements does not fit %s; the number of elements must stay the same",
              TEXT(a, have, rank), (long long)numel, TEXT(b, dims, n_));
     }
