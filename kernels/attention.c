@@ -78,7 +78,7 @@ static bool plan(struct attention *p, const struct tj_contract *c, const struct 
     const int high = c->tiles[0].mr;
     int64_t fit = (int64_t)c->l2 / 2 / size / (p->lds > 0 ? p->lds : 1);
     // A function of extents and layout, as which bits come out depends on it.
-    p->few = c->dtype == TRACE_F32 && p->l <= 4 && (p->k.strides[r - 1] == 1 || p->e <= 1) &&
+    p->few = c->dtype == TRACE_F32 && p->l <= 8 && (p->k.strides[r - 1] == 1 || p->e <= 1) &&
              (p->v.strides[r - 1] == 1 || p->ev <= 1);
     int64_t most =
         p->heads * ceil_div(p->l, 48) < 16 ? 24 : 48; // few heads: smaller blocks, so that they can be shared
@@ -106,11 +106,7 @@ bool tj_attention_workspace(const struct tj_contract *c, const struct tj_contrac
 // Panels of one head: k x n elements from b on.
 static void pack_head(const struct tj_contract *c, unsigned char *dst, const unsigned char *b, uint8_t dtype, int64_t k,
                       int64_t n, int64_t sk, int64_t sn) {
-    if (tj_is_half(dtype)) {
-        tj_pack_panels_wide((float *)(void *)dst, b, k, n, sk, sn, c->nr, dtype, c->wide);
-    } else {
-        tj_pack_panels(dst, b, k, n, sk, sn, c->nr, c->size, 0, ceil_div(n, c->nr));
-    }
+    tj_pack_panels(c, dst, c->dtype, b, dtype, k, n, sk, sn, 0, ceil_div(n, c->nr));
 }
 
 static void pack_item(void *ctx, int slot, int64_t item) {

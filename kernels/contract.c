@@ -77,12 +77,21 @@ static int64_t cols_hint(const struct tj_exprs *x, tj_ex e) {
     return tj_ex_is_const(x, e) || n > 64 ? n : 64;
 }
 
+static bool has_f16(enum tj_cpu_level level) {
+#if defined(__x86_64__)
+    return level >= TJ_CPU_AVX2;
+#else
+    (void)level;
+    return true;
+#endif
+}
+
 static bool choose(struct tj_contract *c, const struct tj_step *st, const struct tj_exprs *x, enum tj_cpu_level level) {
     if (c->dtype != TRACE_F32 && c->dtype != TRACE_F64) {
         return false; // integers are lowered to loops
     }
-    if (st->kind == TJ_STEP_MATMUL &&
-        tj_is_half(st->b.dtype)) { // tiles widen; what else has 16 bits is widened for them
+    // Tiles widen b where an instruction does it; what else has 16 bits is widened for them.
+    if (st->kind == TJ_STEP_MATMUL && (st->b.dtype == TRACE_BF16 || (st->b.dtype == TRACE_F16 && has_f16(level)))) {
         c->bdtype = st->b.dtype;
         c->bsize = 2;
     }
@@ -422,6 +431,10 @@ static void add_piece(const struct tj_contract *c, unsigned char *out, int64_t l
     case TRACE_F32: ADD_ROWS(float, f32x4, 4) break;
     default: ADD_ROWS(double, f64x2, 2) break;
     }
+}
+
+void tj_add_row(const struct tj_contract *c, unsigned char *to, const unsigned char *from, int64_t n) {
+    add_piece(c, to, 0, 1, n, from, 1);
 }
 
 void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t j0, int64_t j1,

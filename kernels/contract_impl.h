@@ -14,8 +14,8 @@ struct tj_contract {
     bool wide;      // the processor has AVX2: C code of that level may run
     int width, nr;  // elements of a vector; columns of a tile
     int size;       // bytes of an element
-    uint8_t bdtype; // MATMUL: of b and its panels; else dtype
-    int bsize;
+    uint8_t bdtype; // of panels; MATMUL: b's where tiles widen it, else dtype
+    int bsize;      // bytes of an element of a panel
     int threads;
     int64_t kchunk; // steps of k a pass over a block of rows does: panel pieces stay in the caches
     uint32_t ntiles;
@@ -57,17 +57,31 @@ int tj_tile_height(const struct tj_contract *c, int64_t left,
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// Panels [p0, p1) of a K x N operand: panel p has B(k, p*nr + j) at dst[(p*K + k)*nr + j], zeros beyond N.
-void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
-                    int size, int64_t p0, int64_t p1);
-// Like it, from f16 or bf16 to f32 panels.
-void tj_pack_panels_wide(float *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
-                         uint8_t dtype, bool wide);
+// Panels [p0, p1) of a K x N operand: panel p has B(k, p*nr + j) at dst[(p*K + k)*nr + j], zeros beyond N. From f16 and
+// bf16 to f32 it widens; else both dtypes are the same.
+void tj_pack_panels(const struct tj_contract *c, unsigned char *dst, uint8_t to, const unsigned char *b, uint8_t from,
+                    int64_t k, int64_t n, int64_t sk, int64_t sn, int64_t p0, int64_t p1);
 // rows x k elements with any strides to rows of k, row-major; f16 and bf16 become f32.
 void tj_pack_rows(unsigned char *dst, const unsigned char *a, int64_t rows, int64_t k, int64_t sm, int64_t sk,
                   uint8_t dtype, bool wide);
 // n values of f16 or bf16 as f32. wide: the processor has AVX2.
 void tj_widen(float *dst, const void *src, int64_t n, uint8_t dtype, bool wide);
+
+// ---- few rows -------------------------------------------------------------------------------------------------------
+
+// c(m, j) = fma(a(m, k), b(k, j), c(m, j)) over ascending k, from 0 or on from c: a tile's chain, over rows of b that
+// are read where they are, f32, f16 or bf16. Strides in elements; the columns are dense.
+struct tj_axpy {
+    const float *a;
+    const void *b;
+    float *c;
+    int64_t lda, ldb, ldc, rows, cols, k;
+    bool chain;
+    uint8_t dtype; // of b
+};
+enum { TJ_AXPY_STEPS = 8 };                      // of k that a call does at once
+bool tj_axpy_works(const struct tj_contract *c); // the processor has what it is made of, and the chain is of f32
+void tj_axpy(const struct tj_axpy *x);
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
@@ -81,6 +95,7 @@ bool tj_space(size_t *total, int64_t n, int64_t each, size_t *at);
 // c[j] += bias over columns [j0, j1) of `rows` rows, from element j0 of the bias, a vector.
 void tj_add_bias(const struct tj_contract *c, unsigned char *out, int64_t ldc, int64_t rows, int64_t j0, int64_t j1,
                  const struct tj_view *bias);
+void tj_add_row(const struct tj_contract *c, unsigned char *to, const unsigned char *from, int64_t n); // dense
 // Adds element i of the bias to n consecutive elements.
 void tj_add_one(const struct tj_contract *c, unsigned char *out, int64_t n, const struct tj_view *bias, int64_t i);
 

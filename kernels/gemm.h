@@ -4,9 +4,8 @@
 //     for k = 0 .. K-1:  acc(m, n) = fma(A(m, k), B(k, n), acc(m, n))
 // one chain an element over ascending k. A(m, k) is element k of the row at a[m], or, a_packed, element k*mr + m at
 // a[0]. B(k, n) is element k*nr + n at b (a packed panel), or, with TJ_TILE_OFFSETS, element n at b + offsets[k]. C(m,
-// n) is element n at c + m*ldc. B in f16 or bf16 is widened as it is read, which is exact; offsets count bytes of B's
-// dtype.  All nr columns are read and written: the drivers pad B, and send what hangs over
-// through a buffer. Several rows of A may be the same.
+// n) is element n at c + m*ldc. B in f16 or bf16 is widened as it is read, which is exact. All nr columns are read and
+// written: the drivers pad B, and send what hangs over through a buffer. Several rows of A may be the same.
 //
 // Without fused multiply-add in the instruction set (the portable level of x86) each step is a multiply and an add.
 #ifndef TJ_KERNELS_GEMM_H

@@ -16,14 +16,23 @@ struct matmul {
     struct tj_view bb;               // b with batch dims that broadcast made 1: its distinct matrices
     int64_t bcount, panels;          // distinct matrices of b; panels of one
     bool copy_a;                     // rows of A don't have unit stride, or are to be widened
-    int asize;                       // bytes of an element of A as it comes
-    bool fuse;                       // each panel of b is needed by one item only, which packs it as it goes
+    int asize, ssize;                // bytes of an element of A and B as they come
+    bool fuse;                       // each panel of b is needed by one item only, which packs pieces as it goes
+    int64_t piece;                   // steps of k of such a piece
+    bool across;                     // its rows lie apart: go along them, not down a panel
+    bool direct;                     // ... and few rows read them where they are
     int slots;
     int64_t block, sub; // rows of an item and of a sub-block
     int64_t per;        // panels of an item
     int64_t row_blocks, col_blocks;
-    size_t at_b, at_a; // in the workspace
+    size_t at_b, at_a, at_e; // in the workspace: panels, rows of A, sums of a later block of k
+    int64_t ebytes;
     const unsigned char *packed;
+};
+
+enum {
+    PIECE_BYTES = 16 * 1024, // half of a first cache, and A's and C's beside it
+    DIRECT_ROWS = 4
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -73,6 +82,7 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
     p->bcount = tj_view_count(&p->bb, p->batch_dims);
     p->panels = ceil_div(p->n, c->nr);
     p->asize = tj_is_half(a->a.dtype) ? 2 : c->size;
+    p->ssize = (int)tj_elem_bytes((tj_dtype)a->b.dtype);
     p->copy_a = (p->sak != 1 && p->k > 1) || p->asize != c->size;
     p->slots = tj_slots(a, (double)p->batches * (double)p->m * (double)p->n * (double)p->k);
 
@@ -110,10 +120,19 @@ static bool plan(struct matmul *p, const struct tj_contract *c, const struct tj_
         }
     }
     p->fuse = !a->packed && p->row_blocks == 1 && p->bcount == p->batches;
+    p->across = p->sbk > p->sbn;
+    p->piece = PIECE_BYTES / (c->nr * c->bsize) / 64 * 64;
+    p->direct = p->fuse && p->m <= DIRECT_ROWS && p->sbn == 1 && tj_axpy_works(c);
+    p->piece = p->direct ? TJ_AXPY_STEPS : p->across || p->piece < 64 ? 64 : p->piece;
     int64_t panel_elems, all;
-    if (!a->packed && (!tj_size_mul(p->fuse ? c->nr : p->panels * c->nr, p->k, &panel_elems) ||
+    if (!a->packed && (!tj_size_mul(p->fuse ? c->nr : p->panels * c->nr, p->fuse ? p->piece : p->k, &panel_elems) ||
                        !tj_size_mul(panel_elems, p->fuse ? p->slots : p->bcount, &all) ||
                        !tj_space(bytes, all, c->bsize, &p->at_b))) {
+        return false;
+    }
+    if (p->fuse && p->k > TJ_KBLOCK &&
+        (!tj_size_mul(p->block, p->per * c->nr, &p->ebytes) || !tj_size_mul(p->ebytes, c->size, &p->ebytes) ||
+         !tj_space(bytes, p->slots, p->ebytes, &p->at_e))) {
         return false;
     }
     if (p->copy_a && (!tj_size_mul(p->slots, p->block, &all) || !tj_size_mul(all, p->k, &all) ||
@@ -145,9 +164,9 @@ void tj_matmul_pack(const struct tj_contract *c, const struct tj_view *w, void *
     const int r = v.rank;
     int64_t k = v.dims[r - 2], n = v.dims[r - 1], panels = ceil_div(n, c->nr), count = tj_view_count(&v, r - 2);
     for (int64_t i = 0; i < count; i++) {
-        tj_pack_panels((unsigned char *)dst + i * panels * k * c->nr * c->bsize,
-                       v.p + tj_view_at(&v, r - 2, i, c->bsize), k, n, v.strides[r - 2], v.strides[r - 1], c->nr,
-                       c->bsize, 0, panels);
+        tj_pack_panels(c, (unsigned char *)dst + i * panels * k * c->nr * c->bsize, c->bdtype,
+                       v.p + tj_view_at(&v, r - 2, i, (int)tj_elem_bytes((tj_dtype)v.dtype)), v.dtype, k, n,
+                       v.strides[r - 2], v.strides[r - 1], 0, panels);
     }
 }
 
@@ -158,10 +177,10 @@ static void pack_item(void *ctx, int slot, int64_t item) {
     (void)slot;
     int64_t groups = ceil_div(p->panels, PACK_PANELS), i = item / groups, p0 = item % groups * PACK_PANELS;
     int64_t p1 = p0 + PACK_PANELS < p->panels ? p0 + PACK_PANELS : p->panels;
-    const int size = p->c->bsize;
-    tj_pack_panels(p->a->workspace + p->at_b + i * p->panels * p->k * p->c->nr * size,
-                   p->bb.p + tj_view_at(&p->bb, p->batch_dims, i, size), p->k, p->n, p->sbk, p->sbn, p->c->nr, size, p0,
-                   p1);
+    const struct tj_contract *c = p->c;
+    tj_pack_panels(c, p->a->workspace + p->at_b + i * p->panels * p->k * c->nr * c->bsize, c->bdtype,
+                   p->bb.p + tj_view_at(&p->bb, p->batch_dims, i, p->ssize), p->bb.dtype, p->k, p->n, p->sbk, p->sbn,
+                   p0, p1);
 }
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
@@ -193,6 +212,73 @@ static void chunk(const struct matmul *p, struct tj_block *t, const unsigned cha
     tj_block_run(p->c, t);
 }
 
+// One piece of k, [k0, k1), of panel q, which is packed first. Later blocks of k are chains of their own from 0, in
+// `sums`, which are added once they are whole.
+static void piece(const struct matmul *p, struct tj_block *t, const unsigned char *am, const unsigned char *b,
+                  unsigned char *panel, unsigned char *out, unsigned char *sums, int64_t q, int64_t k0, int64_t k1) {
+    const struct tj_contract *c = p->c;
+    const int64_t n = p->n - q * c->nr, ldc = t->ldc;
+    tj_pack_panels(c, panel, c->bdtype, b + (k0 * p->sbk + q * c->nr * p->sbn) * p->ssize, p->bb.dtype, k1 - k0, n,
+                   p->sbk, p->sbn, 0, 1);
+    t->a = am + k0 * c->size;
+    t->b = panel;
+    t->c = k0 < TJ_KBLOCK ? out : sums;
+    t->ldc = k0 < TJ_KBLOCK ? ldc : c->nr * c->size;
+    t->k = k1 - k0;
+    t->mode = k0 % TJ_KBLOCK ? TJ_TILE_CHAIN : TJ_TILE_SET;
+    t->cols1 = n < c->nr ? (int)n : c->nr;
+    tj_block_run(c, t);
+    for (int64_t m = 0; k0 >= TJ_KBLOCK && (k1 == p->k || k1 % TJ_KBLOCK == 0) && m < t->rows; m++) {
+        tj_add_row(c, out + m * ldc, sums + m * t->ldc, t->cols1);
+    }
+    t->ldc = ldc;
+}
+
+// The same for all columns [n0, n1) of an item at once, from b as it is.
+static void stretch(const struct matmul *p, struct tj_block *t, const unsigned char *am, const unsigned char *b,
+                    unsigned char *out, unsigned char *sums, int64_t n0, int64_t n1, int64_t k0, int64_t k1) {
+    const struct tj_contract *c = p->c;
+    const bool first = k0 < TJ_KBLOCK;
+    const int64_t ld = first ? t->ldc : (n1 - n0) * c->size;
+    struct tj_axpy x = {.a = (const float *)(const void *)am + k0,
+                        .lda = t->lda / c->size,
+                        .b = b + (k0 * p->sbk + n0) * p->ssize,
+                        .ldb = p->sbk,
+                        .c = (float *)(void *)(first ? out : sums),
+                        .ldc = ld / c->size,
+                        .rows = t->rows,
+                        .cols = n1 - n0,
+                        .k = k1 - k0,
+                        .chain = k0 % TJ_KBLOCK != 0,
+                        .dtype = p->bb.dtype};
+    tj_axpy(&x);
+    for (int64_t m = 0; !first && (k1 == p->k || k1 % TJ_KBLOCK == 0) && m < t->rows; m++) {
+        tj_add_row(c, out + m * t->ldc, sums + m * ld, n1 - n0);
+    }
+}
+
+// Panels [p0, p1) of b, piece by piece.
+static void pieces(const struct matmul *p, struct tj_block *t, const unsigned char *am, const unsigned char *b,
+                   int slot, unsigned char *out, int64_t p0, int64_t p1) {
+    const struct tj_contract *c = p->c;
+    const int64_t width = c->nr * c->size, outer = p->across ? 1 : p1 - p0;
+    unsigned char *panel = p->a->workspace + p->at_b + (int64_t)slot * p->piece * c->nr * c->bsize;
+    unsigned char *sums = p->a->workspace + p->at_e + slot * p->ebytes;
+    for (int64_t g = 0; g < outer; g++) {
+        int64_t k0 = 0, q0 = p->across ? p0 : p0 + g, q1 = p->across ? p1 : q0 + 1;
+        do { // once for k = 0: zeros
+            int64_t k1 = k0 + p->piece < p->k ? k0 + p->piece : p->k;
+            if (p->direct) {
+                stretch(p, t, am, b, out + p0 * width, sums, p0 * c->nr, p1 * c->nr < p->n ? p1 * c->nr : p->n, k0, k1);
+            }
+            for (int64_t q = q0; q < q1 && !p->direct; q++) {
+                piece(p, t, am, b, panel, out + q * width, sums + (q - p0) * width * p->block, q, k0, k1);
+            }
+            k0 = k1;
+        } while (k0 < p->k);
+    }
+}
+
 // Where the chunk that starts at k0 ends. A later K block is one chain from 0 before it is added: it can't be cut.
 static int64_t chunk_end(const struct matmul *p, int64_t k0) {
     int64_t k1 = k0 + (k0 < TJ_KBLOCK ? p->c->kchunk : TJ_KBLOCK);
@@ -219,21 +305,12 @@ static void matmul_item(void *ctx, int slot, int64_t item) {
         am = copy;
         t.lda = p->k * size;
     }
-    int64_t k0 = 0, k1;
     if (p->fuse) {
-        unsigned char *panel = a->workspace + p->at_b + (int64_t)slot * p->k * nr * bsize;
-        const unsigned char *b = p->bb.p + tj_view_at(&p->bb, p->batch_dims, b_index(p, batch), bsize);
-        for (int64_t q = p0; q < p1; q++) {
-            tj_pack_panels(panel, b + q * nr * p->sbn * bsize, p->k, p->n - q * nr, p->sbk, p->sbn, nr, bsize, 0, 1);
-            k0 = 0;
-            do { // once for k = 0: zeros
-                k1 = chunk_end(p, k0);
-                chunk(p, &t, am, panel + k0 * nr * bsize, out + q * nr * size, q, k0, k1);
-                k0 = k1;
-            } while (k0 < p->k);
-        }
+        const unsigned char *b = p->bb.p + tj_view_at(&p->bb, p->batch_dims, b_index(p, batch), p->ssize);
+        pieces(p, &t, am, b, slot, out, p0, p1);
     } else {
         const unsigned char *b = p->packed + b_index(p, batch) * p->panels * p->k * nr * bsize;
+        int64_t k0 = 0, k1;
         do {
             k1 = chunk_end(p, k0);
             for (int64_t q = p0; q < p1; q++) {

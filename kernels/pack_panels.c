@@ -25,7 +25,7 @@ static inline void transpose8(uint16_t *dst, int64_t ld, const uint16_t *src, in
     for (int i = 0; i < 8; i++) {
         r[i] = *(const u16x8 *)(src + i * ls);
     }
-    for (int round = 0; round < 3; round++) {
+    _Pragma("GCC unroll 3") for (int round = 0; round < 3; round++) {
         u16x8 t[8] = {PAIRS(r[0], r[4]), PAIRS(r[1], r[5]), PAIRS(r[2], r[6]), PAIRS(r[3], r[7])};
         memcpy(r, t, sizeof r);
     }
@@ -65,44 +65,55 @@ static void move_block(unsigned char *dst, int64_t ld, const unsigned char *src,
         move_elements(dst, ld, src, si, sj, n, m, size);
         return;
     }
-    const int64_t step = size == 2 ? 8 : 4;
-    int64_t i = 0;
-    for (; i + step <= n; i += step) {
-        int64_t j = 0;
-        for (; j + step <= m; j += step) {
-            if (size == 2) {
-                transpose8((uint16_t *)dst + i * ld + j, ld, (const uint16_t *)src + i + j * sj, sj);
-            } else {
-                transpose4((float *)dst + i * ld + j, ld, (const float *)src + i + j * sj, sj);
+    // Down a few rows of src at a time, as far as what is written stays in the first cache.
+    enum { DOWN = 128 };
+    const int64_t step = size == 2 ? 8 : 4, n1 = n / step * step, m1 = m / step * step;
+    for (int64_t i0 = 0; i0 < n1; i0 += DOWN) {
+        const int64_t i1 = i0 + DOWN < n1 ? i0 + DOWN : n1;
+        for (int64_t j = 0; j < m1; j += step) {
+            for (int64_t r = 0; r < step;
+                 r++) { // of the rows after these: too many streams for the processor to foresee
+                for (int64_t i = i0; i < i1 && j + step + r < m1; i += 64 / size) {
+                    __builtin_prefetch(src + (i + (j + step + r) * sj) * size);
+                }
+            }
+            for (int64_t i = i0; i < i1; i += step) {
+                if (size == 2) {
+                    transpose8((uint16_t *)dst + i * ld + j, ld, (const uint16_t *)src + i + j * sj, sj);
+                } else {
+                    transpose4((float *)dst + i * ld + j, ld, (const float *)src + i + j * sj, sj);
+                }
             }
         }
-        move_elements(dst + (i * ld + j) * size, ld, src + (i + j * sj) * size, 1, sj, step, m - j, size);
     }
-    move_elements(dst + i * ld * size, ld, src + i * size, 1, sj, n - i, m, size);
+    move_elements(dst + m1 * size, ld, src + m1 * sj * size, 1, sj, n1, m - m1, size);
+    move_elements(dst + n1 * ld * size, ld, src + n1 * size, 1, sj, n - n1, m, size);
 }
 
-void tj_pack_panels(unsigned char *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
-                    int size, int64_t p0, int64_t p1) {
-    for (int64_t p = p0; p < p1; p++) {
-        unsigned char *panel = dst + p * k * nr * size;
-        int64_t have = n - p * nr < nr ? n - p * nr : nr;
-        move_block(panel, nr, b + p * nr * sn * size, sk, sn, k, have, size);
-        for (int64_t i = 0; i < k && have < nr; i++) {
-            memset(panel + (i * nr + have) * size, 0, (size_t)((nr - have) * size));
-        }
+static void move_panel(unsigned char *panel, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn,
+                       int nr, int size) {
+    int64_t have = n < nr ? n : nr;
+    move_block(panel, nr, b, sk, sn, k, have, size);
+    for (int64_t i = 0; i < k && have < nr; i++) {
+        memset(panel + (i * nr + have) * size, 0, (size_t)((nr - have) * size));
     }
 }
 
-void tj_pack_panels_wide(float *dst, const unsigned char *b, int64_t k, int64_t n, int64_t sk, int64_t sn, int nr,
-                         uint8_t dtype, bool wide) {
+void tj_pack_panels(const struct tj_contract *c, unsigned char *dst, uint8_t to, const unsigned char *b, uint8_t from,
+                    int64_t k, int64_t n, int64_t sk, int64_t sn, int64_t p0, int64_t p1) {
     enum { ROWS = 32, COLS = 16 * 8 }; // the widest tile
-    uint16_t piece[ROWS * COLS];
-    for (int64_t p = 0; p * nr < n; p++) {
+    const int nr = c->nr, size = (int)tj_elem_bytes((tj_dtype)from), wide = (int)tj_elem_bytes((tj_dtype)to);
+    for (int64_t p = p0; p < p1; p++) {
+        const unsigned char *src = b + p * nr * sn * size;
+        if (from == to) {
+            move_panel(dst + p * k * nr * size, src, k, n - p * nr, sk, sn, nr, size);
+            continue;
+        }
+        uint16_t piece[ROWS * COLS];
         for (int64_t k0 = 0; k0 < k; k0 += ROWS) {
             int64_t rows = k - k0 < ROWS ? k - k0 : ROWS;
-            tj_pack_panels((unsigned char *)piece, b + (k0 * sk + p * nr * sn) * 2, rows, n - p * nr, sk, sn, nr, 2, 0,
-                           1);
-            tj_widen(dst + (p * k + k0) * nr, piece, rows * nr, dtype, wide);
+            move_panel((unsigned char *)piece, src + k0 * sk * size, rows, n - p * nr, sk, sn, nr, size);
+            tj_widen((float *)(void *)(dst + (p * k + k0) * nr * wide), piece, rows * nr, from, c->wide);
         }
     }
 }

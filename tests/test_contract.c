@@ -327,7 +327,8 @@ static struct tensor widened_copy(const struct tj_view *v) {
 
 // What a step gave for operands a, b, c of 16 bits, it gives for their values in f32: the same bits.
 static void same_as_wide(const struct step *s, const struct tj_contract_args *a) {
-    if (tj_view_empty(&a->out) || a->out.dtype != TRACE_F32) {
+    const bool half = tj_is_half(a->a.dtype) || tj_is_half(a->b.dtype) || tj_is_half(a->c.dtype);
+    if (tj_view_empty(&a->out) || !half) {
         return;
     }
     struct tensor w[3] = {widened_copy(&a->a), widened_copy(&a->b), widened_copy(&a->c)};
@@ -492,8 +493,9 @@ END_TEST
 static void halves_body(void) {
     static const tj_dtype d[] = {TRACE_F32, TRACE_F16, TRACE_BF16};
     static const struct mm cases[] = {
-        {1, 1, 131, 37, 0},  {1, 1, 67, 1030, 6}, {2, 3, 33, 19, 12}, {3, 2, 50, 8, 2}, {1, 6, 40, 70, 5},
-        {1, 64, 49, 33, 38}, {2, 5, 17, 9, 32},   {1, 1, 9, 2, 3},    {1, 4, 20, 0, 4}, {4, 1, 100, 31, 40},
+        {1, 1, 131, 37, 0}, {1, 1, 67, 1030, 6}, {2, 3, 33, 19, 12},  {3, 2, 50, 8, 2},
+        {1, 6, 40, 70, 5},  {1, 64, 49, 33, 38}, {2, 5, 17, 9, 32},   {1, 1, 9, 2, 3},
+        {1, 4, 20, 0, 4},   {4, 1, 100, 31, 40}, {1, 3, 45, 2085, 0}, {1, 6, 20, 1500, 4},
     };
     for (int mix = 0; mix < 27; mix++) {
         tj_dtype a = d[mix % 3], b = d[mix / 3 % 3], bias = d[mix / 9];
@@ -501,12 +503,10 @@ static void halves_body(void) {
             matmul_mixed(a, b, bias, cases[i]);
         }
     }
-    for (int i = 0; i < 3; i++) {
-        for (int64_t m = 1; m <= 9; m++) {
-            int64_t k = 7 + 3 * m;
-            matmul_mixed(d[i], d[1], d[2], (struct mm){1, m, 71, k, 4});
-            matmul_mixed(d[i], d[2], d[1], (struct mm){1, m, 71, k, 6});
-        }
+    for (int64_t m = 1; m <= 9; m++) {
+        int64_t k = 7 + 3 * m;
+        matmul_mixed(d[m % 3], d[1], d[2], (struct mm){1, m, 71, k, 4});
+        matmul_mixed(d[m % 3], d[2], d[1], (struct mm){1, m, 71, k, 6});
     }
 }
 START_TEST(halves) { each_tile_kind(halves_body); }
@@ -772,7 +772,9 @@ static void attention_body(void) {
             attention_case(TRACE_F64, cases[i]);
         }
         attention_mixed(d[i % 3], d[i % 2], d[i % 2], cases[i]);
-        attention_mixed(TRACE_F32, d[(i + 1) % 3], d[i % 3], cases[i]);
+        if (i % 3 == 1) {
+            attention_mixed(TRACE_F32, d[i % 2], d[(i + 1) % 2], cases[i]);
+        }
     }
 }
 START_TEST(attention) { each_tile_kind(attention_body); }
