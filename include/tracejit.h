@@ -144,8 +144,10 @@ enum { TRACE_REDUCTION_NONE, TRACE_REDUCTION_MEAN, TRACE_REDUCTION_SUM };
 
 /* ---- options, events, statistics: sized structs; zero is the default -------------------------------------------- */
 
-/* What happened, on the thread that caused it, with no lock held. Strings live during the call. A callback may not
- * begin, end or destroy anything, and may not throw or longjmp. */
+/* What happened, on the thread that caused it, with no lock held. Strings live during the call. Callbacks (this one,
+ * parallel_for, alloc, code_map and so on, `done`) may call the library: the thread has no open run in them, so what
+ * they begin is their own, what they leave open is abandoned, and the status, text and errno of the call that they
+ * interrupt stay as they are. They may release what the host holds. They may not throw or longjmp. */
 typedef struct trace_event {
     size_t size;
     enum trace_event_kind kind;
@@ -340,7 +342,8 @@ TRACE_API trace_tensor *trace_from_dlpack(trace_context *ctx, struct DLManagedTe
 TRACE_API struct DLManagedTensor *trace_to_dlpack(trace_tensor *t);
 /* Shape and dtype without data: a run with one among its inputs compiles and runs nothing. */
 TRACE_API trace_tensor *trace_placeholder(trace_context *ctx, enum trace_dtype d, const int64_t *dims, size_t rank);
-/* One more reference; returns t. Inside a region, of a recorded value: one more count of that value. */
+/* One more reference; returns t. Inside a region, of a recorded value: one more count of that value. In an eager scope
+ * what an op returned is the scope's until its end: a retain is to be balanced by a release, there or later. */
 TRACE_API trace_tensor *trace_retain(trace_tensor *t);
 /* Drops a reference. NULL is fine. Of a recorded value: the host has ended it; ops recorded already keep it. */
 TRACE_API void trace_release(trace_tensor *t);
@@ -384,13 +387,16 @@ TRACE_API void trace_region_release(trace_region *r);
 /* As trace_context_stats, of this region alone. */
 TRACE_API void trace_region_stats(const trace_region *r, trace_stats *stats);
 /* Opens a run. in: the declared inputs (n of them, held for the run). true: run the body. false: skip it; trace_end
- * still has to be called and tells why. Inside another region of the context: an inlined scope. */
+ * still has to be called and tells why. Inside another region of the context: an inlined scope. Inside a region of
+ * another context: a run of its own; what belongs to that context goes on being recorded there, and an op over tensors
+ * of a context without an open run runs at once. No op takes operands of two contexts (TRACE_ERR_ARGUMENT). */
 TRACE_API bool trace_begin_at(trace_region *r, trace_tensor *const *in, size_t n, const char *file, int line);
 /* Compiles or finds the plan, runs it, and replaces each out[i] (a recorded value, or a tensor) by an owned handle of
  * the result; on failure all are NULL. In an inlined scope outputs stay recorded values. */
 TRACE_MUST_CHECK TRACE_API enum trace_status trace_end_at(trace_region *r, trace_tensor **out, size_t n,
                                                           const char *file, int line);
-/* Drops the innermost open run of r on this thread: early return, exception, longjmp. Nothing if there is none. */
+/* Drops the innermost open run of r on this thread, and what is open inside it: early return, exception, longjmp.
+ * Nothing if there is none; a run that a callback interrupts isn't open in the callback. */
 TRACE_API void trace_abandon(trace_region *r);
 /* Ends the run by binding it instead of running it: compiles (or finds the plan), pins exactly the tensors used, checks
  * everything there is to check, runs nothing. Needs a region body without a readback; results only by trace_copy_ and

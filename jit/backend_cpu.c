@@ -76,7 +76,35 @@ static tj_status compile_units(void *user, struct tj_unit *units, size_t n, stru
     return s;
 }
 
-static const struct tj_module_host host = {tj_malloc, tj_free, tj_exec_reserve, tj_exec_seal, tj_exec_unmap};
+static const struct tj_module_host host = {tj_malloc,     tj_free,         tj_exec_reserve, tj_exec_seal,
+                                           tj_exec_unmap, tj_thread_start, tj_stack_left};
+
+// The host's memory of code, as calls out to the host.
+static void *code_map(void *user, size_t bytes) {
+    trace_context *ctx = user;
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    void *p = ctx->opt.code_map(ctx->opt.code_user, bytes);
+    tj_callout_leave(&c);
+    return p;
+}
+
+static int code_seal(void *user, void *p, size_t bytes) {
+    trace_context *ctx = user;
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    int no = ctx->opt.code_seal(ctx->opt.code_user, p, bytes);
+    tj_callout_leave(&c);
+    return no;
+}
+
+static void code_unmap(void *user, void *p, size_t bytes) {
+    trace_context *ctx = user;
+    struct tj_callout c;
+    tj_callout_enter(&c);
+    ctx->opt.code_unmap(ctx->opt.code_user, p, bytes);
+    tj_callout_leave(&c);
+}
 
 static void jit_free(struct tj_jit *jit) {
     tj_kcache_destroy(jit->kernels);
@@ -98,7 +126,8 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
     if (!jit)
         return tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
     jit->ctx = ctx;
-    jit->exec = (struct tj_exec_host){ctx->opt.code_map, ctx->opt.code_seal, ctx->opt.code_unmap, ctx->opt.code_user};
+    if (ctx->opt.code_map)
+        jit->exec = (struct tj_exec_host){code_map, code_seal, code_unmap, ctx};
     fill_helpers(jit);
     static const char *const dirs[] = {TJ_LLVM_DEFAULT_DIR, NULL};
     jit->dl = tj_dl_open(ctx->env.llvm, MODULE, dirs[0][0] ? dirs : dirs + 1, err, sizeof err);
@@ -113,8 +142,8 @@ static tj_status cpu_create(trace_context *ctx, void **state) {
         s = tj_fail(TRACE_ERR_UNAVAILABLE, MODULE " is not a tracejit compiler module");
     else if (!(jit->api = get()) || jit->api->abi != TJ_MODULE_ABI)
         s = tj_fail(TRACE_ERR_UNAVAILABLE, MODULE " is of another version: install both parts of one build");
-    else if (!(jit->compiler = jit->api->create(&host, &ctx->cpu, err, sizeof err)))
-        s = tj_fail(TRACE_ERR_UNAVAILABLE, "the compiler did not start: %s", err);
+    else if ((s = jit->api->create(&host, &ctx->cpu, &jit->compiler, err, sizeof err)))
+        s = tj_fail(s, "the compiler did not start: %s", err);
     else if (!(jit->kernels = tj_kcache_create(compile_units, jit, ctx->opt.code_limit)))
         s = tj_fail(TRACE_ERR_MEMORY, "out of memory for the compiler");
     if (s) {

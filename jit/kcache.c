@@ -16,7 +16,8 @@
 void (*tj_unit_hook)(struct tj_unit *units, size_t n);
 
 struct tj_batch {
-    uint32_t live; // entries that still point into it
+    struct tj_batch *next; // of those to be unmapped
+    uint32_t live;         // entries that still point into it
     struct tj_exec code;
 };
 enum entry_state { COMPILING, READY, FAILED };
@@ -27,7 +28,10 @@ struct tj_kentry {
     struct tj_kernel *loop; // copy of the key, LOOP
     struct tj_gemm_tile gemm;
     enum entry_state state;
-    uint32_t process; // that compiles it: in a child of fork nobody finishes what the parent was compiling
+    uint32_t process;  // that compiles it: in a child of fork nobody finishes what the parent was compiling
+    const void *maker; // address of tj_current of the thread that compiles it, and
+    const void *call;  // of something of its call of tj_kcache_get
+    tj_status failed;  // FAILED: why
     uint32_t refs;
     struct tj_kentry *newer, *older; // of those nobody holds
     struct tj_kernel_code code;
@@ -44,6 +48,7 @@ struct tj_kcache {
     void *user;
     uint64_t limit, bytes; // of mapped code
     uint64_t serial;
+    struct tj_batch *dead; // to be unmapped when the lock is given up
 };
 
 struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t code_limit) {
@@ -62,13 +67,26 @@ struct tj_kcache *tj_kcache_create(tj_compile_fn compile, void *user, uint64_t c
     return c;
 }
 
+// Gives up the lock. Code goes without it, as what unmaps it may be the host's, and call the library.
+static void unlock_kernels(struct tj_kcache *c) {
+    struct tj_batch *b = c->dead;
+    c->dead = NULL;
+    tj_unlock(&c->lock);
+    while (b) {
+        struct tj_batch *next = b->next;
+        tj_exec_unmap(&b->code);
+        tj_free(b);
+        b = next;
+    }
+}
+
 static struct tj_kentry **bucket(const struct tj_kcache *c, uint64_t hash) { return &c->buckets[hash % c->nbuckets]; }
 
 static void entry_free(struct tj_kcache *c, struct tj_kentry *e) {
     if (e->batch && --e->batch->live == 0) {
         c->bytes -= e->batch->code.bytes;
-        tj_exec_unmap(&e->batch->code);
-        tj_free(e->batch);
+        e->batch->next = c->dead;
+        c->dead = e->batch;
     }
     tj_free(e->loop);
     tj_free(e);
@@ -105,6 +123,8 @@ void tj_kcache_destroy(struct tj_kcache *c) {
             entry_free(c, e);
         }
     }
+    (void)tj_lock(&c->lock);
+    unlock_kernels(c);
     tj_free(c->buckets);
     tj_free(c);
 }
@@ -123,11 +143,14 @@ static bool unit_matches(const struct tj_kentry *e, const struct tj_unit *u) {
     return memcmp(&e->gemm, &u->gemm, sizeof u->gemm) == 0;
 }
 
-static bool left_behind(const struct tj_kentry *e) { return e->state == COMPILING && e->process != tj_process(); }
+// Nobody will finish it: its thread is of another process, or waits for this call, made in a callback of its compile.
+static bool left_behind(const struct tj_kentry *e, const void *call) {
+    return e->state == COMPILING && (e->process != tj_process() || (e->maker == &tj_current && e->call != call));
+}
 
-static struct tj_kentry *find(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
+static struct tj_kentry *find(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash, const void *call) {
     for (struct tj_kentry *e = *bucket(c, hash); e; e = e->next)
-        if (e->hash == hash && e->state != FAILED && !left_behind(e) && unit_matches(e, u))
+        if (e->hash == hash && e->state != FAILED && !left_behind(e, call) && unit_matches(e, u))
             return e;
     return NULL;
 }
@@ -137,6 +160,7 @@ static void lock_kernels(struct tj_kcache *c) {
     if (TJ_LIKELY(!tj_lock(&c->lock)))
         return;
     c->newest = c->oldest = NULL;
+    c->dead = NULL;
     c->n = 0;
     for (size_t b = 0; b < c->nbuckets; b++) {
         for (struct tj_kentry *e = c->buckets[b]; e; e = e->next, c->n++) {
@@ -165,7 +189,7 @@ static void grow(struct tj_kcache *c) {
     tj_free(old);
 }
 
-static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash) {
+static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, uint64_t hash, const void *call) {
     struct tj_kentry *e = tj_calloc(1, sizeof *e);
     if (!e)
         return NULL;
@@ -177,6 +201,8 @@ static struct tj_kentry *insert(struct tj_kcache *c, const struct tj_unit *u, ui
     e->gemm = u->gemm;
     e->hash = hash;
     e->process = tj_process();
+    e->maker = &tj_current;
+    e->call = call;
     grow(c);
     struct tj_kentry **p = bucket(c, hash);
     e->next = *p;
@@ -213,7 +239,7 @@ void tj_kcache_put(struct tj_kcache *c, struct tj_kentry *e) {
     lock_kernels(c);
     put_locked(c, e);
     trim(c, c->limit);
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
 }
 
 size_t tj_kcache_trim(struct tj_kcache *c) {
@@ -221,7 +247,7 @@ size_t tj_kcache_trim(struct tj_kcache *c) {
     uint64_t before = c->bytes;
     trim(c, 0);
     uint64_t now = c->bytes;
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
     return (size_t)(before - now);
 }
 
@@ -246,6 +272,7 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     }
     for (size_t i = 0; i < n; i++) {
         entries[i]->state = s ? FAILED : READY;
+        entries[i]->failed = s;
         if (s)
             continue;
         entries[i]->batch = batch;
@@ -255,7 +282,7 @@ static tj_status compile_mine(struct tj_kcache *c, struct tj_unit *mine, struct 
     }
     trim(c, c->limit);
     tj_cond_wake(&c->done);
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
     if (!s)
         return TRACE_OK;
     tj_free(batch);
@@ -277,9 +304,9 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
     lock_kernels(c);
     for (; got < n; got++) {
         uint64_t h = unit_hash(&units[got]);
-        struct tj_kentry *e = find(c, &units[got], h);
+        struct tj_kentry *e = find(c, &units[got], h, mine);
         if (!e) {
-            if (!(e = insert(c, &units[got], h)))
+            if (!(e = insert(c, &units[got], h, mine)))
                 break;
             mine[nmine] = units[got];
             mine[nmine].loop = e->loop;
@@ -289,7 +316,7 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         hold(c, e);
         entries[got] = e;
     }
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
     if (got < n)
         s = tj_fail(TRACE_ERR_MEMORY, "out of memory for %zu kernels", n);
     if (nmine) { // compiled even when the rest failed: other threads may already wait for them
@@ -302,12 +329,12 @@ tj_status tj_kcache_get(struct tj_kcache *c, const struct tj_unit *units, size_t
         while (entries[i]->state == COMPILING)
             tj_cond_wait(&c->done, &c->lock, TJ_FOREVER);
         if (entries[i]->state == FAILED && !s)
-            s = tj_fail(TRACE_ERR_COMPILE, "the compiler failed in another thread");
+            s = tj_fail(entries[i]->failed, "the compiler failed in another thread");
     }
     if (s)
         for (size_t i = 0; i < got; i++)
             put_locked(c, entries[i]);
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
 out:
     tj_free(mine);
     tj_free(mine_e);
@@ -321,7 +348,7 @@ struct tj_kernel_code tj_kentry_code(const struct tj_kentry *e) {
 uint64_t tj_kcache_bytes(struct tj_kcache *c) {
     lock_kernels(c);
     uint64_t b = c->bytes;
-    tj_unlock(&c->lock);
+    unlock_kernels(c);
     return b;
 }
 

@@ -1,12 +1,13 @@
 // jit/module.h: the table through which the library talks to its private compiler module (libtracejit-llvm.so).
 //
 // The module contains LLVM and every *_llvm.c file. It is loaded at the first compile and exports one function,
-// tj_llvm_module. It calls nothing of the library but what tj_module_host gives it, takes no signal handler, reads no
-// environment, and turns LLVM's fatal errors into TRACE_ERR_COMPILE.
+// tj_llvm_module. It calls nothing of the library but what tj_module_host gives it, takes no signal handler, runs
+// nothing when the process ends, reads no environment, and turns LLVM's fatal errors into TRACE_ERR_COMPILE.
 #ifndef TJ_JIT_MODULE_H
 #define TJ_JIT_MODULE_H
 #include "../lib/cpu.h"
 #include "../lib/perf.h"
+#include "../lib/threads.h"
 #include "kernel.h"
 
 #define TJ_MODULE_ABI 4
@@ -46,12 +47,16 @@ struct tj_module_host { // what the module may call
     tj_status (*exec_reserve)(size_t n, struct tj_exec *out);
     tj_status (*exec_seal)(struct tj_exec *e);
     void (*exec_unmap)(struct tj_exec *e);
+    int (*thread_start)(pthread_t *t, size_t stack, bool faults, void *(*f)(void *), void *arg);
+    size_t (*stack_left)(void);
 };
 struct tj_module_api {
     uint32_t abi;
     const char *llvm_version; // "22.1.8"
-    // A compiler for one feature level; thread-safe: compiles are serialised inside. NULL on failure (message in err).
-    void *(*create)(const struct tj_module_host *host, const struct tj_cpu *cpu, char *err, size_t cap);
+    // A compiler for one feature level; thread-safe: compiles are serialised inside. On failure a message in err.
+    // TRACE_ERR_BUSY, also of compile: no thread can be started now, and the caller's stack is too small.
+    tj_status (*create)(const struct tj_module_host *host, const struct tj_cpu *cpu, void **compiler, char *err,
+                        size_t cap);
     void (*destroy)(void *compiler);
     tj_status (*compile)(void *compiler, struct tj_unit *units, size_t n, unsigned want, struct tj_compile_result *out);
 };

@@ -17,6 +17,7 @@
 #include "emit_llvm.h"
 
 #define THREAD_STACK ((size_t)8 << 20) // LLVM recurses; callers may have small stacks
+#define CALLER_STACK ((size_t)4 << 20) // what a caller has to have left when no thread can be started
 
 struct compiler {
     struct tj_module_host host;
@@ -26,6 +27,25 @@ struct compiler {
     unsigned lives;   // value of `lives` that the machine was made in
     char broken[256]; // why it can't be used any more; "" = it can
 };
+
+// ---- the end of the process -----------------------------------------------------------------------------------------
+
+// A process may end, or begin its last compile, at any time: from a handler of exit, from a destructor of a static
+// object, while another thread compiles. So static objects of LLVM and of the C++ library inside the module stay as
+// they are: their destructors go to these functions, hidden in the module, and not to the system's. What they hold is
+// given back with the process; the module isn't unloaded once it has worked.
+int tj_no_destructor(void (*f)(void *), void *arg, void *module) __asm__("__cxa_atexit");
+int tj_no_handler(void (*f)(void)) __asm__("atexit");
+__attribute__((visibility("hidden"))) int tj_no_destructor(void (*f)(void *), void *arg, void *module) {
+    (void)f, (void)arg, (void)module;
+    return 0;
+}
+__attribute__((visibility("hidden"))) int tj_no_handler(void (*f)(void)) {
+    (void)f;
+    return 0;
+}
+
+// ---- state ----------------------------------------------------------------------------------------------------------
 
 // One compile at a time in the process: LLVM's fatal error handler is the module's.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -132,24 +152,32 @@ static void *job_main(void *p) {
     return NULL;
 }
 
-// Runs on a fresh thread with all signals blocked; false when there can't be one.
-static bool on_thread(void (*run)(void *), void *arg) {
+// Runs on a fresh thread with all signals blocked, or, when there can't be one, on the caller's. False: its stack is
+// too small for that; told in err.
+static bool on_thread(const struct tj_module_host *host, void (*run)(void *), void *arg, char *err, size_t cap) {
     struct job j = {run, arg};
-    pthread_attr_t attr;
-    if (pthread_attr_init(&attr)) {
+    pthread_t t;
+    int no = host->thread_start(&t, THREAD_STACK, false, job_main, &j);
+    if (!no) {
+        return !pthread_join(t, NULL);
+    }
+    size_t left = host->stack_left();
+    sigset_t all, old;
+    fenv_t env;
+    (void)sigfillset(&all);
+    if (left < CALLER_STACK || pthread_sigmask(SIG_SETMASK, &all, &old)) {
+        (void)snprintf(err, cap,
+                       "no thread can be started to compile on (%s), and the calling thread has %zu KiB of stack left, "
+                       "not %zu",
+                       strerror(no), left >> 10, CALLER_STACK >> 10);
         return false;
     }
-    sigset_t all, old;
-    (void)sigfillset(&all);
-    pthread_t t;
-    bool ok = !pthread_attr_setstacksize(&attr, THREAD_STACK) && !pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (ok) {
-        ok = !pthread_create(&t, &attr, job_main, &j);
-        (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
-        ok = ok && !pthread_join(t, NULL);
-    }
-    (void)pthread_attr_destroy(&attr);
-    return ok;
+    (void)fegetenv(&env);
+    (void)fesetenv(FE_DFL_ENV);
+    run(arg);
+    (void)fesetenv(&env);
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return true;
 }
 
 // ---- creation -----------------------------------------------------------------------------------------------------
@@ -221,15 +249,15 @@ static void create_on_thread(void *p) {
     fatal.armed = false;
 }
 
-static void *module_create(const struct tj_module_host *host, const struct tj_cpu *cpu, char *err, size_t cap) {
+static tj_status module_create(const struct tj_module_host *host, const struct tj_cpu *cpu, void **compiler, char *err,
+                               size_t cap) {
     struct creation c = {host, cpu, NULL, err, cap};
     err[0] = 0;
     enter();
-    if (!on_thread(create_on_thread, &c)) {
-        (void)snprintf(err, cap, "no thread to compile on");
-    }
+    bool ran = on_thread(host, create_on_thread, &c, err, cap);
     leave();
-    return c.out;
+    *compiler = c.out;
+    return c.out ? TRACE_OK : ran ? TRACE_ERR_UNAVAILABLE : TRACE_ERR_BUSY;
 }
 
 static void module_destroy(void *compiler) {
@@ -492,16 +520,15 @@ static tj_status module_compile(void *compiler, struct tj_unit *units, size_t n,
     enter();
     if (c->broken[0]) {
         (void)snprintf(out->error, sizeof out->error, "%s", c->broken);
-    } else if (!on_thread(compile_on_thread, &j)) {
-        (void)snprintf(out->error, sizeof out->error, "no thread to compile on");
-        j.status = TRACE_ERR_MEMORY;
+    } else if (!on_thread(&c->host, compile_on_thread, &j, out->error, sizeof out->error)) {
+        j.status = TRACE_ERR_BUSY;
     }
+    leave();
     tj_status st = j.status;
-    st = st ? st : load(&j);
+    st = st ? st : load(&j); // without the lock: the host's callbacks may compile
     if (j.object) {
         LLVMDisposeMemoryBuffer(j.object);
     }
-    leave();
     if (st) {
         if (!out->error[0]) {
             (void)snprintf(out->error, sizeof out->error, "out of memory");

@@ -79,6 +79,22 @@ static void *open_beside(char *path, const char *name, char *err, size_t cap) {
     return open_in(path, name, err, cap);
 }
 
+// The main program asks for no dynamic linker. Not all that it is asked is: a linker started by hand is no program's.
+static int asks_for_linker(struct dl_phdr_info *info, size_t size, void *found) {
+    (void)size;
+    for (size_t i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type == PT_INTERP) {
+            *(bool *)found = true;
+        }
+    }
+    return 1; // the first object is the program
+}
+
+bool tj_dl_static(void) {
+    bool found = false;
+    return dl_iterate_phdr(asks_for_linker, &found) == 1 && !found;
+}
+
 void *tj_dl_open(const char *env_path, const char *name, const char *const *dirs, char *err, size_t cap) {
     char dummy[1], path[PATH_MAX];
     if (!cap) {
@@ -86,6 +102,10 @@ void *tj_dl_open(const char *env_path, const char *name, const char *const *dirs
         cap = 1;
     }
     err[0] = '\0';
+    if (tj_dl_static()) {
+        snprintf(err, cap, "a statically linked program can load no shared object; link it dynamically");
+        return NULL;
+    }
     if (env_path && env_path[0]) {
         return open_path(env_path, err, cap);
     }

@@ -38,6 +38,49 @@ void tj_thread_name(char *buf, size_t cap) {
     (void)snprintf(buf, cap, "%s", name);
 }
 
+// ---- threads --------------------------------------------------------------------------------
+
+bool (*tj_thread_hook)(void);
+
+int tj_thread_start(pthread_t *t, size_t stack, bool faults, void *(*f)(void *), void *arg) {
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigset_t block, old;
+    pthread_attr_t attr;
+    int saved = errno, err = tj_thread_hook && !tj_thread_hook() ? EAGAIN : pthread_attr_init(&attr);
+    if (!err) {
+        (void)sigfillset(&block);
+        for (size_t i = 0; faults && i < TJ_COUNT(own); i++) {
+            (void)sigdelset(&block, own[i]);
+        }
+        err = stack ? pthread_attr_setstacksize(&attr, stack) : 0;
+        err = err ? err : pthread_sigmask(SIG_SETMASK, &block, &old);
+        if (!err) {
+            err = pthread_create(t, &attr, f, arg);
+            (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+        }
+        (void)pthread_attr_destroy(&attr);
+    }
+    errno = saved;
+    return err;
+}
+
+size_t tj_stack_left(void) {
+    pthread_attr_t attr;
+    void *base = NULL;
+    size_t bytes = 0;
+    int saved = errno;
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+    if (!pthread_getattr_np(pthread_self(), &attr)) {
+        if (pthread_attr_getstack(&attr, &base, &bytes)) {
+            bytes = 0;
+        }
+        (void)pthread_attr_destroy(&attr);
+    }
+    errno = saved;
+    uintptr_t low = (uintptr_t)base; // stacks grow down; a stack of the host's own making isn't this one
+    return bytes && here > low && here - low <= bytes ? here - low : 0;
+}
+
 // ---- processor count ------------------------------------------------------------------------
 
 static int affinity_count(void) {
@@ -231,7 +274,9 @@ enum {
     SPIN_IDLE_NS = 20000,  // a worker after work: the next phase of a run comes within this or not at all
     SPIN_DONE_NS = 100000, // an owner whose last tasks run elsewhere; waking it would cost as much
     JOB_MAX = 1 << 30,     // tasks a ticket can count
-    WORKERS_MAX = 1023
+    WORKERS_MAX = 1023,
+    AGAIN_FIRST = 8, // jobs after which workers that could not be started are tried again
+    AGAIN_MOST = 1 << 14
 };
 
 struct tj_pool {
@@ -250,7 +295,9 @@ struct tj_pool {
     _Atomic uint32_t *same_process;     // in a page of its own that the kernel clears in a child; NULL: not to be had
     _Atomic bool stop;
     bool started;
-    int threads, workers; // wanted in all; running besides the owner
+    int threads, workers;     // wanted in all; running besides the owner
+    _Atomic int missing;      // workers that could not be started
+    uint32_t again, patience; // jobs until that is tried once more, and from one time to the next
     uint64_t spin_idle, spin_done;
     void (*host_for)(void *user, size_t n, tj_task body, void *arg);
     void *user;
@@ -347,7 +394,8 @@ static void *worker(void *arg) {
     }
 }
 
-// Called by the owner. A thread that can't be started isn't tried again: fewer workers are right, only slower.
+// Called by the owner. Threads that can't be started are tried again after some jobs, more of them each time: fewer
+// workers are right, only slower.
 static void start_workers(struct tj_pool *p) {
     p->started = true;
     if (!p->handles) {
@@ -356,27 +404,23 @@ static void start_workers(struct tj_pool *p) {
     if (!p->handles) {
         return;
     }
-    // Signals of the host are for its own threads; a fault still reaches its handler on the thread it happens on.
-    sigset_t block, old;
-    (void)sigfillset(&block);
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-    for (size_t i = 0; i < TJ_COUNT(faults); i++) {
-        (void)sigdelset(&block, faults[i]);
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &block, &old);
     while (p->workers < p->threads - 1) {
         struct worker_start *s = tj_malloc(sizeof *s);
         if (!s) {
             break;
         }
         *s = (struct worker_start){p, p->workers + 1, atomic_load(&p->epoch)};
-        if (pthread_create(&p->handles[p->workers], NULL, worker, s)) {
+        // Signals of the host are for its own threads; a fault still reaches its handler on the thread it happens on.
+        if (tj_thread_start(&p->handles[p->workers], 0, true, worker, s)) {
             tj_free(s);
             break;
         }
         p->workers++;
     }
-    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int missing = p->threads - 1 - p->workers;
+    atomic_store_explicit(&p->missing, missing, memory_order_relaxed);
+    p->patience = !missing ? 0 : !p->patience ? AGAIN_FIRST : p->patience < AGAIN_MOST ? 2 * p->patience : AGAIN_MOST;
+    p->again = p->patience;
 }
 
 static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
@@ -426,6 +470,7 @@ struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *, size_t, tj_
 }
 
 int tj_pool_threads(const struct tj_pool *p) { return p->threads; }
+int tj_pool_missing(const struct tj_pool *p) { return atomic_load_explicit(&p->missing, memory_order_relaxed); }
 
 static void run_inline(size_t n, tj_task body, void *arg) {
     bool outer = in_task;
@@ -553,6 +598,7 @@ static bool acquire(struct tj_pool *p) {
         }
         p->workers = 0;
         p->started = false;
+        p->again = p->patience = 0;
         atomic_store(&p->sleepers, 0);
         atomic_store(&p->owner_sleeps, 0);
         atomic_store(&p->busy, 1);
@@ -606,7 +652,7 @@ void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg) {
         return;
     }
     int saved = errno;
-    if (!p->started) {
+    if (!p->started || TJ_UNLIKELY(p->again && !--p->again)) {
         start_workers(p);
     }
     if (p->workers) {

@@ -25,6 +25,13 @@ void tj_cond_wake(tj_cond *c);
 // will finish.
 uint32_t tj_process(void);
 uint64_t tj_now_ns(void); // monotonic
+// Starts a thread that leaves the host's signals to the host; faults: it still gets those that it raises itself. stack:
+// bytes, 0: the default. 0, or an error number (EAGAIN: no more threads are allowed). errno is preserved.
+int tj_thread_start(pthread_t *t, size_t stack, bool faults, void *(*f)(void *), void *arg);
+// Bytes of its stack that the calling thread has left; 0: unknown.
+size_t tj_stack_left(void);
+// Test hook: when set, asked before every thread; false makes it fail with EAGAIN.
+extern bool (*tj_thread_hook)(void);
 // Number of the calling thread, as the system and its debuggers show it, and its name (16 bytes at most).
 uint32_t tj_thread_id(void);
 uint32_t tj_process_id(void); // of the process, as the system numbers it
@@ -47,6 +54,8 @@ struct tj_pool *tj_pool_create(int threads, void (*host_for)(void *user, size_t 
                                void *user);
 void tj_pool_destroy(struct tj_pool *p); // joins; no call may be in flight
 int tj_pool_threads(const struct tj_pool *p);
+// Workers that could not be started, when it was tried last. It is tried again now and then.
+int tj_pool_missing(const struct tj_pool *p);
 void tj_pool_run(struct tj_pool *p, size_t n, tj_task body, void *arg);
 // Whether host_for lost or repeated tasks of a job of the calling thread since the last question, as text. All tasks
 // were run once nevertheless.

@@ -159,6 +159,14 @@ START_TEST(errors_stay_inside) {
         y = trace_sub_f(y, 1);
         TJ_ASSERT_OK(trace_end(region[0], &y, 1));
         ck_assert(take(y, 1) == 5);
+        // a NULL of theirs in an op of ours is an error of ours
+        ck_assert(trace_begin(region[0], TRACE_ARGS(x[0])));
+        ck_assert_ptr_null(trace_neg(trace_reshape(x[1], TRACE_DIMS(9))));
+        ck_assert(!trace_failed(ctx[0]));
+        ck_assert_ptr_null(trace_add(x[0], trace_neg(trace_reshape(x[1], TRACE_DIMS(9)))));
+        ck_assert(trace_failed(ctx[0]));
+        TJ_ASSERT_STATUS(trace_end(region[0], NULL, 0), TRACE_ERR_SHAPE);
+        ck_assert(strstr(trace_last_error(NULL), "reshape") && strstr(trace_last_error(NULL), "[9]"));
         // both in one op: an error of the run, whatever comes first
         for (int first = 0; first < 2; first++) {
             ck_assert(trace_begin(region[0], TRACE_ARGS(x[0])));

@@ -68,7 +68,8 @@ static struct {
 static size_t ncached;
 static bool compiled; // the tiles of this pass come from the module
 
-static const struct tj_module_host host = {tj_malloc, tj_free, tj_exec_reserve, tj_exec_seal, tj_exec_unmap};
+static const struct tj_module_host host = {tj_malloc,     tj_free,         tj_exec_reserve, tj_exec_seal,
+                                           tj_exec_unmap, tj_thread_start, tj_stack_left};
 
 static bool open_module(void) {
     char self[1024], err[512];
@@ -406,8 +407,7 @@ static void each_tile_kind(void (*body)(void)) {
         char err[512];
         struct tj_cpu lower;
         tj_cpu_detect(tj_cpu_level_name(level), &lower);
-        compiler = module->create(&host, &lower, err, sizeof err);
-        MUST(compiler != NULL, "%s", err);
+        MUST(!module->create(&host, &lower, &compiler, err, sizeof err), "%s", err);
         compiled = true;
         body();
         compiled = false;

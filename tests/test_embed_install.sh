@@ -126,5 +126,53 @@ CMAKE
     fi
 fi
 
+# Programs without a dynamic linker: no shared object can be loaded there, so the interpreter runs after one event.
+cat >"$work/alone.c" <<'C'
+#include <stdio.h>
+#include <string.h>
+#include <tracejit.h>
+static int events, named;
+static const char *reason = "";
+static void on_event(void *user, const trace_event *e) {
+    (void)user;
+    events += e->kind == TRACE_EVENT_FALLBACK;
+    named += e->kind == TRACE_EVENT_FALLBACK && strstr(e->what, reason);
+}
+int main(int argc, char **argv) {
+    if (argc > 1) reason = argv[1];
+    trace_context *ctx = NULL;
+    trace_region *r = NULL;
+    float out[300 * 300];
+    double sum = 0;
+    if (trace_context_create(TRACE_CONTEXT_OPTIONS(.on_event = on_event, .threads = 3), &ctx) || trace_region_create(ctx, "r", NULL, &r)) return 1;
+    for (int run = 0; run < 3; run++) {
+        trace_tensor *x = trace_full_f(ctx, TRACE_DIMS(300, 300), 0.5, TRACE_F32), *y = NULL;
+        if (trace_begin(r, TRACE_ARGS(x))) {
+            y = trace_matmul(x, x);
+            if (trace_item_f64(trace_amax(y, NULL, 0, false), &sum) || sum != 75) return 2;
+            y = trace_exp(trace_sub_f(y, 75 - run % 2));
+        }
+        if (trace_end(r, &y, 1) || trace_read(y, out, sizeof out)) return 3;
+        if (run != 1 && (out[0] != 1 || out[300 * 300 - 1] != 1)) return 4;
+        trace_release(x);
+        trace_release(y);
+    }
+    if (trace_context_shutdown(ctx, 1000)) return 5;
+    trace_region_release(r);
+    trace_context_release(ctx);
+    return events != 1 || named != 1;
+}
+C
+[ -e "$prefix/lib/libtracejit-llvm.so" ] && why="statically linked" || why="no compiler"
+for how in -static -static-pie; do
+    # shellcheck disable=SC2046
+    if "${cc[@]}" -std=c11 $how "$work/alone.c" -o "$work/alone" $(flags --cflags) "$prefix/lib/libtracejit.a" -lm -ldl -lpthread 2>"$work/err"; then
+        check "$how: runs, after one event" "$work/alone" "$why"
+        check "$how, the module named: runs, after one event" env "TRACEJIT_LLVM=$prefix/lib/libtracejit-llvm.so" "$work/alone" "$why"
+    else
+        echo "skip $how: does not link here"
+    fi
+done
+
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

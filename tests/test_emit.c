@@ -17,7 +17,8 @@
 static const struct tj_module_api *module;
 static void *compilers[3];
 static enum tj_cpu_level best;
-static const struct tj_module_host host = {malloc, free, tj_exec_reserve, tj_exec_seal, tj_exec_unmap};
+static const struct tj_module_host host = {malloc,          free,         tj_exec_reserve, tj_exec_seal, tj_exec_unmap,
+                                           tj_thread_start, tj_stack_left};
 
 static bool have_module(void) {
     if (module) {
@@ -57,8 +58,8 @@ static bool have_module(void) {
         }
 #endif
         cpu.level = (enum tj_cpu_level)l;
-        compilers[l] = module->create(&host, &cpu, err, sizeof err);
-        MUST(compilers[l], "create %s: %s", tj_cpu_level_name(cpu.level), err);
+        MUST(!module->create(&host, &cpu, &compilers[l], err, sizeof err), "create %s: %s",
+             tj_cpu_level_name(cpu.level), err);
     }
     return true;
 }
@@ -1021,8 +1022,8 @@ START_TEST(failures) {
     struct tj_cpu cpu;
     char err[256];
     tj_cpu_detect("", &cpu);
-    void *c = module->create(&h, &cpu, err, sizeof err);
-    MUST(c, "%s", err);
+    void *c;
+    MUST(!module->create(&h, &cpu, &c, err, sizeof err), "%s", err);
     int64_t n = 10;
     struct kb b;
     kb_init(&b, TJ_K_POINTWISE, 1, 1, 1, &n);

@@ -760,7 +760,143 @@ START_TEST(names_and_masks) {
 }
 END_TEST
 
+// ---- threads that can't be started ----------------------------------------------------------------------------------
+
+static atomic_int allowed; // threads that may be started; -1: any number
+static bool no_threads(void) {
+    int n = atomic_load(&allowed);
+    return n < 0 || (n > 0 && atomic_fetch_sub(&allowed, 1) > 0);
+}
+static atomic_int fallbacks;
+static char fallback[300];
+static void count_fallbacks(void *user, const trace_event *e) {
+    (void)user;
+    if (e->kind == TRACE_EVENT_FALLBACK) {
+        atomic_fetch_add(&fallbacks, 1);
+        snprintf(fallback, sizeof fallback, "%s", e->what);
+    }
+}
+
+static uint64_t kernels_of(trace_context *c) {
+    trace_stats s = {.size = sizeof s};
+    trace_context_stats(c, &s);
+    return s.kernels;
+}
+
+// A graph of its own for each k; whether its value is right.
+static bool other_graph(trace_context *c, trace_region *r, int k) {
+    trace_tensor *x = trace_full_f(c, TRACE_DIMS(3), 2, TRACE_F32), *y = NULL;
+    double v = 0;
+    if (trace_begin(r, TRACE_ARGS(x))) {
+        y = trace_exp(trace_mul_f(x, 0));
+        for (int i = 0; i < k; i++)
+            y = trace_add(y, x);
+        y = trace_sum(y, NULL, 0, false);
+    }
+    bool ok = trace_end(r, &y, 1) == TRACE_OK && trace_item_f64(y, &v) == TRACE_OK && v == 3 + 6 * k;
+    trace_release(x), trace_release(y);
+    return ok;
+}
+
+// The compiler works on the calling thread where its stack is large enough.
+START_TEST(compiles_without_a_thread) {
+    if (!strcmp(tj_backend_cpu.name, "none"))
+        return;
+    trace_context *c;
+    struct data d;
+    static float out[RESULTS];
+    tj_thread_hook = no_threads;
+    for (int background = 0; background < 2; background++) {
+        atomic_store(&allowed, 0);
+        atomic_store(&fallbacks, 0);
+        TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 3, .on_event = count_fallbacks), &c));
+        data_open(&d, c, (trace_region_options){.background = background, .background_policy = TRACE_POLICY_WAIT});
+        for (int run = 0; run < 3; run++) {
+            TJ_ASSERT_OK(data_run(&d, out));
+            ck_assert_mem_eq(out, reference(), sizeof out);
+        }
+        ck_assert_uint_gt(kernels_of(c), 0);
+        // one event for the pool, one for the thread that compiles in the background
+        ck_assert_int_eq(atomic_load(&fallbacks), 1 + background);
+        atomic_store(&allowed, -1);
+        for (int run = 0; run < 40; run++) // the pool gets its threads
+            TJ_ASSERT_OK(data_run(&d, out));
+        ck_assert_int_eq(tj_pool_missing(c->pool), 0);
+        ck_assert_mem_eq(out, reference(), sizeof out);
+        data_close(&d);
+    }
+    atomic_store(&allowed, 1); // of the two that the pool wants
+    atomic_store(&fallbacks, 0);
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 3, .on_event = count_fallbacks), &c));
+    struct tj_pool *p = c->pool;
+    data_open(&d, c, (trace_region_options){0});
+    TJ_ASSERT_OK(data_run(&d, out));
+    ck_assert_mem_eq(out, reference(), sizeof out);
+    ck_assert_int_gt(tj_pool_missing(p), 0);
+    ck_assert_int_eq(atomic_load(&fallbacks), 1);
+    ck_assert(strstr(fallback, "of 3 threads"));
+    tj_thread_hook = NULL;
+    data_close(&d);
+}
+END_TEST
+
+// On a small stack the interpreter takes over, says so once, and gives way when there are threads again.
+static void *small_stack(void *arg) {
+    trace_context *c = arg;
+    trace_region *r;
+    size_t left = tj_stack_left();
+    ck_assert(left > 0 && left <= 256 << 10);
+    TJ_ASSERT_OK(trace_region_create(c, "small", NULL, &r));
+    atomic_store(&allowed, 0);
+    for (int k = 0; k < 12; k++)
+        ck_assert(other_graph(c, r, k) && other_graph(c, r, k));
+    ck_assert_int_eq(atomic_load(&fallbacks), 1);
+    ck_assert_msg(strstr(fallback, "no thread can be started") && strstr(fallback, "stack"), "%s", fallback);
+    ck_assert_uint_eq(kernels_of(c), 0);
+    TJ_ASSERT_STATUS(trace_warmup(r, NULL, 0), TRACE_ERR_BUSY);
+    atomic_store(&allowed, -1);
+    for (int k = 0; k < 70 && !kernels_of(c); k++)
+        ck_assert(other_graph(c, r, 3));
+    ck_assert_uint_gt(kernels_of(c), 0);
+    trace_stats s = {.size = sizeof s};
+    trace_region_stats(r, &s);
+    uint64_t was = s.interpreted_ops;
+    for (int k = 0; k < 8; k++)
+        ck_assert(other_graph(c, r, k));
+    trace_region_stats(r, &s);
+    ck_assert_uint_eq(s.interpreted_ops, was);
+    atomic_store(&allowed, 0); // told again
+    ck_assert(other_graph(c, r, 20));
+    ck_assert_int_eq(atomic_load(&fallbacks), 2);
+    trace_bound *b = NULL;
+    trace_tensor *x = trace_full_f(c, TRACE_DIMS(5), 2, TRACE_F32);
+    ck_assert(trace_begin(r, TRACE_ARGS(x)));
+    trace_copy_(x, trace_tanh(trace_div(x, trace_exp(x))));
+    ck_assert_int_ne(trace_end_bind(r, NULL, &b), TRACE_OK);
+    ck_assert_ptr_null(b);
+    trace_release(x);
+    trace_region_release(r);
+    return NULL;
+}
+START_TEST(interprets_without_a_thread) {
+    if (!strcmp(tj_backend_cpu.name, "none"))
+        return;
+    trace_context *c;
+    pthread_t t;
+    pthread_attr_t attr;
+    atomic_store(&fallbacks, 0);
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1, .on_event = count_fallbacks), &c));
+    ck_assert(!pthread_attr_init(&attr) && !pthread_attr_setstacksize(&attr, 256 << 10));
+    tj_thread_hook = no_threads;
+    ck_assert_int_eq(pthread_create(&t, &attr, small_stack, c), 0);
+    ck_assert_int_eq(pthread_join(t, NULL), 0);
+    tj_thread_hook = NULL;
+    (void)pthread_attr_destroy(&attr);
+    trace_context_release(c);
+}
+END_TEST
+
 TJ_TEST_MAIN("threads", sixty_four_threads, thread_counts, host_variants, from_inside_a_task, policies, warm_up,
              failed_compile, breaks_in_background, estimates, events_that_begin, shutdown_cancels,
              shutdown_tells_waiters, cancel, bounds, fork_around_a_compile, fork_while_others_run, fork_with_a_queue,
-             names_and_masks)
+             names_and_masks, compiles_without_a_thread, interprets_without_a_thread)

@@ -4,7 +4,6 @@
 // with the first job. In a child of fork it's gone: the first call that looks at the queue there starts anew, with the
 // job that was being compiled first.
 #include <fenv.h>
-#include <signal.h>
 #include <stdio.h>
 
 #include "region.h"
@@ -24,6 +23,7 @@ struct tj_background {
     tj_cond changed; // a job came or went
     struct job *first, *running;
     bool started, stop, orphan, closed;
+    bool told;        // that there can't be a thread
     uint32_t process; // whose thread it is
     pthread_t thread;
     trace_context *ctx;
@@ -84,12 +84,7 @@ static void *work(void *arg) {
 static bool start(struct tj_background *bg) {
     if (bg->started)
         return true;
-    sigset_t all, old;
-    (void)sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &old))
-        return false;
-    bg->started = !pthread_create(&bg->thread, NULL, work, bg);
-    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    bg->started = !tj_thread_start(&bg->thread, 0, false, work, bg);
     return bg->started;
 }
 
@@ -172,11 +167,18 @@ bool tj_background_add(struct trace_region *r, struct tj_entry *e, const struct 
     }
     tj_lock(&bg->lock);
     adopt(bg);
-    if (bg->closed || r->released || !start(bg)) {
+    bool closed = bg->closed || r->released, tell = false;
+    if (closed || !start(bg)) {
+        tell = !closed && !bg->told;
+        bg->told |= tell;
         tj_unlock(&bg->lock);
         job_free(j);
+        if (tell)
+            tj_event(r->ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, 0,
+                     "no thread can be started to compile in the background; plans are made on the calling thread");
         return false;
     }
+    bg->told = false;
     j->done = false;
     j->region = r;
     (void)atomic_fetch_add(&r->refs, 1);

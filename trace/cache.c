@@ -484,7 +484,9 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
     tj_status st = TRACE_OK;
     uint64_t t0 = tj_now_ns();
     text[0] = '\0';
-    if (tj_context_backend(ctx, r)) {
+    if (tj_context_no_thread(ctx)) {
+        st = TRACE_ERR_BUSY;
+    } else if (tj_context_backend(ctx, r)) {
         // Only the maker reads leaves and parameters: hints of strides and values.
         struct tj_trace t = e->trace;
         struct tj_segment seg = e->seg;
@@ -507,11 +509,19 @@ static tj_status compile(struct trace_region *r, struct tj_entry *e, const struc
             uint64_t now = (tj_now_ns() - t0) / (ops ? ops : 1);
             uint64_t old = atomic_load_explicit(&ctx->compile_op_ns, memory_order_relaxed);
             if (e->info.new_kernels)
+                atomic_store(&ctx->threadless, false);
+            if (e->info.new_kernels)
                 atomic_store_explicit(&ctx->compile_op_ns, old ? (3 * old + now) / 4 : now, memory_order_relaxed);
         } else {
             (void)snprintf(text, TJ_ERROR_MAX, "%s", tj_last_error());
+            if (st == TRACE_ERR_BUSY)
+                tj_context_threadless(ctx, r, text);
         }
+    } else if (atomic_load(&ctx->threadless)) {
+        st = TRACE_ERR_BUSY;
     }
+    if (st == TRACE_ERR_BUSY && !text[0])
+        (void)snprintf(text, TJ_ERROR_MAX, "region '%s': no thread can be started to compile on", r->name);
     e->made_ns = tj_now_ns();
     e->ms = (double)(e->made_ns - t0) / 1e6;
     return st;
@@ -770,12 +780,13 @@ tj_status tj_entry_make(struct trace_region *r, struct tj_counters *count, struc
                         char *text) {
     tj_status st = compile(r, e, leaves, text);
     // All else the interpreter runs; what can't be compiled with symbols is tried without.
-    bool lost = st == TRACE_ERR_MEMORY || (st && e->symbolic && !r->hidden);
+    // Without a thread it does so until there is one: such an entry isn't kept.
+    bool lost = st == TRACE_ERR_MEMORY || st == TRACE_ERR_BUSY || (st && e->symbolic && !r->hidden);
     if (!lost)
         count_made(count, e);
     publish(r, e, lost ? st : TRACE_OK);
     if (lost) {
-        if (st != TRACE_ERR_MEMORY)
+        if (st != TRACE_ERR_MEMORY && st != TRACE_ERR_BUSY)
             tj_event(r->ctx, r, TRACE_EVENT_FALLBACK, site->loc, -1, -1, 0, 0, e->ms,
                      "a graph with symbolic extents could not be compiled (%s), an exact one is made: %s", e->site,
                      text);
@@ -921,8 +932,15 @@ tj_status tj_segment_plan(struct tj_box *b, const struct tj_segment *s, const st
             tj_entry_put(e);
             return tj_fail(TRACE_ERR_SHUTDOWN, "region '%s': the run was cancelled", r->name);
         }
-        tj_status failed = e->failed; // whoever was making it ran out of memory, or was told not to
+        tj_status failed = e->failed; // whoever was making it ran out of memory or threads, or was told not to
         tj_entry_put(e);
+        if (failed == TRACE_ERR_BUSY) {
+            *out = NULL;
+            return trimmed && site->ahead
+                       ? tj_fail(failed, "region '%s': no thread can be started to compile on; try again later",
+                                 r->name)
+                       : TRACE_OK;
+        }
         if (failed == TRACE_ERR_SHUTDOWN)
             return tj_fail(failed, "region '%s': its compile was cancelled by the shutdown of the context", r->name);
         q.exact |= failed != TRACE_ERR_MEMORY; // what can't be compiled with symbols isn't tried so again
@@ -994,6 +1012,8 @@ tj_status tj_segment_run(struct tj_box *b, const struct tj_segment *s, struct tj
     tj_executing = around;
     if (TJ_UNLIKELY(args.watch != NULL))
         tj_watch_end(&watch, e);
+    if (TJ_UNLIKELY(tj_pool_missing(ctx->pool)))
+        tj_context_pool_short(ctx, b->run.region);
     b->ran += tj_ticks() - t0;
     b->segment++;
     TJ_BUMP(&b->count, launches, launches);

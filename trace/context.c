@@ -255,6 +255,31 @@ tj_status trace_context_shutdown(trace_context *ctx, int timeout_ms) {
 
 const char *trace_context_describe(const trace_context *ctx) { return ctx ? ctx->describe : ""; }
 
+// ---- threads that can't be started ---------------------------------------------------------------------------------
+
+void tj_context_threadless(trace_context *ctx, const struct trace_region *r, const char *why) {
+    if (!atomic_exchange(&ctx->threadless, true)) {
+        atomic_store(&ctx->threadless_for, 0);
+        tj_event(ctx, r, TRACE_EVENT_FALLBACK, TJ_LOC(NULL, 0), -1, -1, 0, 0, 0,
+                 "the interpreter runs what can't be compiled now: %s", why);
+    }
+}
+
+// Each attempt costs the schedule of a graph.
+bool tj_context_no_thread(trace_context *ctx) {
+    if (!atomic_load_explicit(&ctx->threadless, memory_order_relaxed))
+        return false;
+    uint32_t n = atomic_fetch_add(&ctx->threadless_for, 1) + 1;
+    return n & (n - 1) && n % 64;
+}
+
+void tj_context_pool_short(trace_context *ctx, const struct trace_region *r) {
+    int missing = tj_pool_missing(ctx->pool), all = tj_pool_threads(ctx->pool);
+    if (missing && !atomic_exchange(&ctx->pool_reported, true))
+        tj_event(ctx, r, TRACE_EVENT_FALLBACK, TJ_LOC(NULL, 0), -1, -1, 0, 0, 0,
+                 "%d of %d threads can't be started; runs use %d until they can", missing, all, all - missing);
+}
+
 // ---- the compiler ---------------------------------------------------------------------------------------------------
 
 // Started once however many threads ask, with no lock held meanwhile.
@@ -290,12 +315,14 @@ bool tj_context_backend(trace_context *ctx, struct trace_region *r) {
                        off ? "switched off by TRACEJIT_NO=jit" : tj_last_error());
     tj_lock(&c->lock);
     ctx->backend_state = s ? NULL : backend;
-    // Out of memory may pass: the next miss tries again.
-    state = !s ? TJ_BACKEND_READY : s == TRACE_ERR_MEMORY ? TJ_BACKEND_UNTRIED : TJ_BACKEND_NONE;
+    // Out of memory, or of threads, may pass: the next miss tries again.
+    state = !s ? TJ_BACKEND_READY : s == TRACE_ERR_MEMORY || s == TRACE_ERR_BUSY ? TJ_BACKEND_UNTRIED : TJ_BACKEND_NONE;
     atomic_store_explicit(&ctx->eager->backend, state, memory_order_release);
     tj_cond_wake(&c->ready);
     tj_unlock(&c->lock);
-    if (s && !atomic_exchange(&ctx->fallback_reported, true))
+    if (s == TRACE_ERR_BUSY)
+        tj_context_threadless(ctx, r, ctx->backend_why);
+    else if (s && !atomic_exchange(&ctx->fallback_reported, true))
         tj_event(ctx, r, TRACE_EVENT_FALLBACK, TJ_LOC(NULL, 0), -1, -1, 0, 0, (double)(tj_now_ns() - t0) / 1e6,
                  "no compiler, the interpreter runs everything: %s", ctx->backend_why);
     return !s;

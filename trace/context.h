@@ -36,6 +36,9 @@ struct trace_context {
     void *backend_state;   // NULL when the compiler is unavailable
     char backend_why[256]; // why it is unavailable
     atomic_bool fallback_reported;
+    atomic_bool pool_reported;
+    atomic_bool threadless;          // no thread could be started to compile on, when it was tried last
+    _Atomic uint32_t threadless_for; // graphs that should have been compiled since
     atomic_bool shut;
     struct tj_counters count;
     struct tj_budget budget;

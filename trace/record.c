@@ -386,7 +386,7 @@ static tj_ref foreign_operand(const char *op, trace_tensor *t, struct tj_loc loc
 
 // An operand that is NULL: the first error is the one to tell.
 static tj_ref null_operand(struct tj_run *run, const char *op, struct tj_loc loc) {
-    if (run && (run->failed || tj_failed_elsewhere())) {
+    if (run && run->failed) {
         return TJ_NIL;
     }
     if (tj_last_status() == TRACE_OK) {
@@ -505,9 +505,13 @@ bool tj_rec_begin(struct tj_rec *q, const char *op, const char *file, int line, 
     *q = (struct tj_rec){run, op, {file, line, tj_call(op)}, false, false, NULL};
     if (TJ_UNLIKELY(run && n && (!ts[0] || !belongs(run, ts[0])))) {
         trace_context *home = home_of(ts, n);
-        bool null = false;
+        bool null = false, all = true;
         for (size_t i = 0; i < n; i++) {
             null = null || !ts[i];
+            all = all && (!ts[i] || ts[i] == TRACE_NONE);
+        }
+        if (null && all && tj_failed_elsewhere()) { // of that context, by all that is known
+            return false;
         }
         if (home && home != run->ctx) {
             if (null) { // an error of that context's, not of this run

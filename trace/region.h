@@ -465,6 +465,11 @@ tj_status tj_bind(struct tj_box *box, const trace_bind_options *o, trace_bound *
 tj_status tj_options_copy(void *dst, size_t size, const void *src, const char *what);
 // Compiler of the context, started at the first call; false: none, the interpreter runs everything (reported once).
 bool tj_context_backend(trace_context *ctx, struct trace_region *r);
+// No thread can be started to compile on: told once, until one could. no_thread: it isn't tried for this graph.
+void tj_context_threadless(trace_context *ctx, const struct trace_region *r, const char *why);
+bool tj_context_no_thread(trace_context *ctx);
+// Tells, once, that workers of the pool can't be started.
+void tj_context_pool_short(trace_context *ctx, const struct trace_region *r);
 // "LLVM 22.1.8, avx2" once the compiler has started, or why there is none, or "" before the first miss.
 void tj_compiler_text(const trace_context *ctx, char *buf, size_t cap);
 void tj_stats_sum(struct trace_region *r, struct tj_counters *sum); // region's counters and its boxes'
