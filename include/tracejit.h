@@ -72,7 +72,9 @@ enum trace_status {
 enum trace_dtype { TRACE_BOOL, TRACE_U8, TRACE_I32, TRACE_I64, TRACE_F16, TRACE_BF16, TRACE_F32, TRACE_F64 };
 enum trace_device { TRACE_DEVICE_CPU, TRACE_DEVICE_CUDA, TRACE_DEVICE_AUTO };
 /* RECORD: the body runs each time and is recorded anew. REPLAY: the body is skipped once two runs over inputs alike
- * have recorded the same. EAGER: ops run at once, the region only ends their lifetime. */
+ * have recorded the same (an input that was the same tensor in both, which the body may have captured as well, has to
+ * be that tensor until a run over another one has recorded the same). EAGER: ops run at once, the region only ends
+ * their lifetime. */
 enum trace_mode { TRACE_MODE_RECORD, TRACE_MODE_REPLAY, TRACE_MODE_EAGER };
 /* Which extents of plans are symbols, so that one plan serves many shapes. AUTO: the first plan is exact; an extent of
  * an input, or an argument of an op that gives one, that is seen with a second value is a symbol from then on. OFF: a
@@ -335,7 +337,8 @@ TRACE_API trace_tensor *trace_wrap_const(trace_context *ctx, enum trace_dtype d,
 TRACE_API trace_tensor *trace_wrap_desc(trace_context *ctx, const trace_tensor_desc *desc);
 /* DLPack (github.com/dmlc/dlpack, ABI version 1 without the versioned struct): import takes the managed tensor over
  * (its deleter is called when the last user has gone; on failure it stays the caller's), flags: TRACE_WRAP_READONLY,
- * TRACE_WRAP_STABLE; export holds a reference until the consumer calls the deleter. NULL and an error text on failure.
+ * TRACE_WRAP_STABLE; export holds a reference until the consumer calls the deleter (TRACE_ERR_BUSY: a
+ * live bound plan has packed the tensor, and wouldn't see what the consumer writes). NULL and an error text on failure.
  * CPU tensors only; dtypes bool, u8, i32, i64, f16, bf16, f32, f64. */
 struct DLManagedTensor;
 TRACE_API trace_tensor *trace_from_dlpack(trace_context *ctx, struct DLManagedTensor *m, int flags);

@@ -121,4 +121,106 @@ START_TEST(export) {
 }
 END_TEST
 
-TJ_TEST_MAIN("dlpack", import, export)
+// A weight whose content the consumer of an export changes, now and since: recorded, replayed, with symbolic extents
+// and in a counted loop. None of it compiles anything.
+START_TEST(exported_weights) {
+    enum { N = 48 };
+    for (int kind = 0; kind < 4; kind++) {
+        trace_context *ctx;
+        trace_region *r;
+        trace_stats s = {.size = sizeof s};
+        TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1), &ctx));
+        TJ_ASSERT_OK(trace_region_create(ctx, "export",
+                                         TRACE_REGION_OPTIONS(.mode = kind % 2 ? TRACE_MODE_REPLAY : TRACE_MODE_RECORD,
+                                                              .dynamic = kind ? TRACE_DYNAMIC_ON : TRACE_DYNAMIC_OFF),
+                                         &r));
+        static float v[N * N], out[N * N];
+        for (int i = 0; i < N * N; i++)
+            v[i] = 1;
+        trace_tensor *x = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(N, N)),
+                     *w = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(N, N));
+        struct DLManagedTensor *m = NULL;
+        float is = 1;
+        uint64_t graphs = 0;
+        for (int run = 0; run < 12; run++) {
+            if (run == 4 || run == 8)
+                m = trace_to_dlpack(w);
+            for (int i = 0; m && i < N * N; i++) // written with each run, without a word
+                ((float *)m->t.data)[i] = is + 1;
+            is += m ? 1 : 0;
+            if (run == 6 || run == 9) {
+                m->deleter(m);
+                m = NULL;
+            }
+            trace_tensor *y = NULL;
+            if (trace_begin(r, TRACE_ARGS(x))) {
+                if (kind < 3) {
+                    y = trace_matmul(x, w);
+                } else {
+                    y = trace_zeros(ctx, TRACE_DIMS(N, N), TRACE_F32);
+                    TJ_ASSERT_OK(trace_repeat(2, &y, 1));
+                    y = trace_add(trace_mul_f(y, 0), trace_matmul(x, w));
+                    TJ_ASSERT_OK(trace_repeat_end(&y, 1));
+                }
+            }
+            TJ_ASSERT_OK(trace_end(r, &y, 1));
+            TJ_ASSERT_OK(trace_read(y, out, sizeof out));
+            for (int i = 0; i < N * N; i++)
+                ck_assert_msg(out[i] == N * is, "kind %d run %d: %g, not %g", kind, run, (double)out[i],
+                              (double)(N * is));
+            trace_release(y);
+            trace_region_stats(r, &s);
+            graphs = run ? graphs : s.graphs;
+            ck_assert_uint_eq(s.graphs, graphs);
+        }
+        ck_assert_uint_eq(s.replays, kind % 2 ? 10 : 0);
+        trace_release(x), trace_release(w);
+        trace_region_release(r);
+        trace_context_release(ctx);
+    }
+}
+END_TEST
+
+// What a bound plan has packed can't be handed to one who may write it.
+START_TEST(bound_weights) {
+    if (!tj_test_compiler())
+        return;
+    enum { N = 32 };
+    trace_context *ctx;
+    trace_region *r;
+    static float v[N * N], out[N * N];
+    for (int i = 0; i < N * N; i++)
+        v[i] = 1;
+    TJ_ASSERT_OK(trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1), &ctx));
+    TJ_ASSERT_OK(trace_region_create(ctx, "bound", NULL, &r));
+    trace_tensor *x = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(N, N)),
+                 *w = trace_from(ctx, TRACE_F32, v, TRACE_DIMS(N, N)),
+                 *y = trace_wrap(ctx, TRACE_F32, out, TRACE_DIMS(N, N));
+    for (int before = 0; before < 2; before++) { // the bind, or the export
+        struct DLManagedTensor *m = before ? trace_to_dlpack(w) : NULL;
+        trace_bound *b = NULL;
+        ck_assert(trace_begin(r, TRACE_ARGS(x)));
+        (void)trace_copy_(y, trace_matmul(x, w));
+        TJ_ASSERT_OK(trace_end_bind(r, NULL, &b));
+        if (!before) {
+            ck_assert_ptr_null(trace_to_dlpack(w));
+            ck_assert_msg(strstr(trace_last_error(ctx), "release the bound plan"), "%s", trace_last_error(ctx));
+            struct DLManagedTensor *other = trace_to_dlpack(x);
+            ck_assert_ptr_nonnull(other);
+            other->deleter(other);
+        }
+        for (int i = 0; m && i < N * N; i++)
+            ((float *)m->t.data)[i] = 3;
+        TJ_ASSERT_OK(trace_bound_run(b));
+        ck_assert(out[0] == (before ? 3 * N : N) && out[N * N - 1] == out[0]);
+        trace_bound_release(b);
+        if (m)
+            m->deleter(m);
+    }
+    trace_release(x), trace_release(w), trace_release(y);
+    trace_region_release(r);
+    trace_context_release(ctx);
+}
+END_TEST
+
+TJ_TEST_MAIN("dlpack", import, export, exported_weights, bound_weights)

@@ -237,6 +237,8 @@ tj_status tj_bind(struct tj_box *b, const trace_bind_options *o, trace_bound **o
 tj_status trace_bound_run(trace_bound *b) {
     if (TJ_UNLIKELY(!b))
         return tj_fail(TRACE_ERR_ARGUMENT, "trace_bound_run: the bound plan is NULL");
+    if (TJ_UNLIKELY(atomic_load_explicit(&tj_replay_regions, memory_order_relaxed)))
+        tj_host_effect("trace_bound_run", TJ_LOC(NULL, 0));
     tj_fpenv env;
     tj_fpenv_enter(&env);
     b->run(b->plan);

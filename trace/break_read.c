@@ -155,10 +155,7 @@ static tj_status make_readable(trace_tensor *t, const char *call, const char *ki
 static tj_status read_begin(trace_tensor *t, const char *call, const char *kind, struct tj_loc loc, shape_check check,
                             void *arg, struct reading *r) {
     tj_fpenv env;
-    if (tj_current && !tj_current->host_call) {
-        tj_current->host_call = call;
-        tj_current->host_at = loc;
-    }
+    tj_host_effect(call, loc);
     struct tj_run *back = tj_run_go(t, loc);
     tj_fpenv_enter(&env);
     tj_status st = make_readable(t, call, kind, loc, check, arg, r);

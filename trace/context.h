@@ -30,6 +30,7 @@ struct trace_context {
     struct tj_pool *pool;
     tj_mutex lock;                // guards the lists below; never held while compiling or running
     struct trace_tensor *tensors; // live handles, for the leak report
+    uint64_t tensor_ids;          // given so far
     struct trace_region *regions; // live regions, for reports
     struct trace_region *eager;   // hidden region of single-op runs
     const struct tj_backend *backend;
@@ -167,6 +168,14 @@ void tj_callout_leave(const struct tj_callout *c);
 // frame: of the caller of a public function.
 bool tj_callout_recover(const void *frame);
 bool tj_thread_inside(const trace_context *ctx); // this thread has a run of ctx open, or is in a callback of one
+
+// A call of the host that has an effect of its own, or gives a value: a run that skips the body would miss it.
+static inline void tj_host_effect(const char *call, struct tj_loc loc) {
+    if (tj_current && !tj_current->host_call) {
+        tj_current->host_call = call;
+        tj_current->host_at = loc;
+    }
+}
 
 // Handles of recorded values: bit 0 = 1, bits 1..24 node index + 1, bits 25..63 generation. Never all ones.
 static inline trace_tensor *tj_handle(const struct tj_run *r, tj_ref n) {

@@ -128,6 +128,13 @@ struct DLManagedTensor *trace_to_dlpack(trace_tensor *t) {
         tj_storage_drop(st);
         return NULL;
     }
+    if (atomic_load(&st->pins_packed)) { // the consumer may write it, and the plan wouldn't see
+        tj_storage_drop(st);
+        tj_fail(TRACE_ERR_BUSY, "to_dlpack: a live bound plan has a packed copy of this tensor, which its consumer may "
+                                "write; release the bound plan first, or export a clone");
+        return NULL;
+    }
+    tj_host_effect("trace_to_dlpack", TJ_LOC(NULL, 0));
     struct export *e = tj_calloc(1, sizeof *e);
     if (!e) {
         tj_storage_drop(st);

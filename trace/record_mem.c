@@ -81,8 +81,7 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
     t->leafkeys[i].rank = like->rank;
     t->leafkeys[i].layout = like->layout;
     t->leafkeys[i].shape = shape;
-    bool own = st->flags & (TJ_ST_OWNED | TJ_ST_STABLE) && !atomic_load_explicit(&st->exports, memory_order_relaxed);
-    t->leafkeys[i].flags = own ? 0 : TJ_LEAF_VOLATILE;
+    t->leafkeys[i].flags = st->flags & (TJ_ST_OWNED | TJ_ST_STABLE) ? 0 : TJ_LEAF_VOLATILE;
     t->leafkeys[i].input = input;
     t->nleaves = rec->nsnaps = i + 1;
     rec->leafnodes[i] = n;

@@ -314,6 +314,7 @@ tj_status tj_region_new(trace_context *ctx, const char *name, const trace_region
     r->hidden = hidden;
     r->born_ticks = tj_ticks();
     r->born_ns = tj_now_ns();
+    (void)atomic_fetch_add(&tj_replay_regions, r->opt.mode == TRACE_MODE_REPLAY);
     if (!hidden) {
         tj_context_retain(ctx);
         tj_context_lock(ctx);
@@ -402,6 +403,7 @@ void tj_region_drop(struct trace_region *r) {
     tj_free(r->bounds);
     tj_bucket_free(r);
     bool hidden = r->hidden;
+    (void)atomic_fetch_sub(&tj_replay_regions, r->opt.mode == TRACE_MODE_REPLAY);
     tj_free(r->name);
     tj_free(r);
     if (!hidden) {

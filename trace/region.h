@@ -197,7 +197,8 @@ struct tj_box {
     const char *later;                     // the run's first deferred form: its name, or NULL; and where
     struct tj_loc later_at;
     struct tj_signature *sig; // of the run's inputs, when it is noted
-    uint32_t nsig, capsig;
+    uint64_t *ids;            // of the inputs
+    uint32_t nsig, capsig, capids;
     uint64_t sig_hash;
     struct tj_out_rule *rules; // of its outputs
     uint32_t nrules, caprules;
@@ -265,6 +266,11 @@ struct tj_bound_dim {
     uint32_t input, dim;
     int64_t min, max;
 };
+struct tj_recordings { // in replay.c
+    struct tj_recording **buckets, *newest, *oldest;
+    uint32_t nbuckets, n; // nbuckets: power of two; 0: none yet
+    uint32_t process;     // in which it was changed last
+};
 enum tj_backend_stage { TJ_BACKEND_UNTRIED, TJ_BACKEND_STARTING, TJ_BACKEND_READY, TJ_BACKEND_NONE };
 struct trace_region {
     atomic_int refs;    // the user's handle, and runs that outlive it
@@ -290,10 +296,9 @@ struct trace_region {
     tj_status background_failed; // first failure not told yet, and its text. Under that lock
     char background_error[TJ_ERROR_MAX];
     atomic_bool fallback_reported;
-    atomic_bool profiled;            // runs time their kernels (trace_region_profile)
-    _Atomic uint32_t serial;         // of dumped plans
-    struct tj_recording *recordings; // of replay mode, youngest first; under the cache's lock
-    uint32_t nrecordings;
+    atomic_bool profiled;             // runs time their kernels (trace_region_profile)
+    _Atomic uint32_t serial;          // of dumped plans
+    struct tj_recordings recordings;  // of replay mode; under the cache's lock
     _Atomic size_t plan_bytes;        // workspace that the plan compiled last would need when bound
     _Atomic size_t bound_bytes;       // that of the plan bound last; 0: none
     _Atomic int backend;              // of the hidden region: enum tj_backend_stage of the context's compiler
@@ -441,6 +446,7 @@ void tj_print_tensor(const struct trace_tensor *t, const char *name);
 
 // ---- replay mode (replay.c) ---------------------------------------------------------------------------------------
 
+extern _Atomic int tj_replay_regions; // how many regions of that mode the process has
 // Whether the run opened over these inputs is a replay: then the run holds what it needs. Else it records; b->note.
 bool tj_replay_begin(struct tj_box *b, trace_tensor *const *in, size_t n);
 tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct tj_loc loc);

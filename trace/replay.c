@@ -6,6 +6,11 @@
 // the plan runs over this run's inputs and the captured tensors, which the recording holds. A signature for which that
 // isn't so records for ever, and says why once.
 //
+// A body may have captured the very tensor that was given as an input, which nothing recorded can tell from a use of
+// that input. So an input that was the same tensor in all runs of a recording has to be that tensor in a replay; once a
+// run over another one has recorded the same, it may be any. A run that differs because such a tensor, or a captured
+// one, now is or isn't an input, is another case of the signature, with a recording of its own.
+//
 // What a thread replays with (leaves, memory of outputs) hangs on its run object, so that a steady replay takes no lock
 // of the region and allocates nothing.
 #include <stdio.h>
@@ -15,6 +20,8 @@
 #include "region.h"
 
 #define KEEP_BYTES ((size_t)1 << 20) // larger results aren't kept for the next run
+#define BUCKETS 256                  // of a region's recordings at most
+#define CASES 8                      // recordings of a signature that a run is compared with
 
 // What has to be equal in a declared input.
 struct tj_signature {
@@ -45,13 +52,15 @@ struct tj_recording {
     uint64_t hash;
     uint32_t ninputs, nleaves, nparams, nrules;
     struct tj_signature *inputs;
+    _Atomic uint64_t *ids;         // one an input: the tensor it has to be; 0: any
     struct tj_entry *entry;        // a reference
     struct tj_trace trace;         // what was recorded: the entry's, or own for a symbolic plan
     struct trace_tensor **sources; // one a leaf: the captured handle, a reference; NULL: declared
     struct tj_param *params;
     struct tj_out_rule *rules;
     bool returns_input, writes;
-    struct tj_recording *next; // of the region; under its cache's lock
+    struct tj_recording *chain, *newer, *older; // of the region: of its bucket, by age; under its cache's lock
+    bool listed;
 };
 
 // A recording in the hands of one run object.
@@ -67,6 +76,8 @@ struct tj_replay {
     uint32_t entered;             // leaves of the open run that are held
     uint32_t age;                 // replays since the last recorded run
 };
+
+_Atomic int tj_replay_regions;
 
 // ---- recordings -----------------------------------------------------------------------------------------------------
 
@@ -85,6 +96,7 @@ static void recording_put(struct tj_recording *rec) {
         tj_trace_free(&rec->trace);
     tj_entry_put(rec->entry);
     tj_free(rec->inputs);
+    tj_free((void *)rec->ids);
     tj_free(rec->sources);
     tj_free(rec->params);
     tj_free(rec->rules);
@@ -92,11 +104,12 @@ static void recording_put(struct tj_recording *rec) {
 }
 
 void tj_replay_region_free(struct trace_region *r) {
-    for (struct tj_recording *rec = r->recordings, *next; rec; rec = next) {
-        next = rec->next;
+    for (struct tj_recording *rec = r->recordings.newest, *older; rec; rec = older) {
+        older = rec->older;
         recording_put(rec);
     }
-    r->recordings = NULL;
+    tj_free(r->recordings.buckets);
+    memset(&r->recordings, 0, sizeof r->recordings);
 }
 
 static void *copy_of(const void *src, size_t n, size_t size) {
@@ -119,10 +132,13 @@ static struct tj_recording *recording_new(const struct tj_box *b, enum recording
     rec->hash = b->sig_hash;
     rec->ninputs = b->nsig;
     rec->inputs = copy_of(b->sig, b->nsig, sizeof *rec->inputs);
-    if (!rec->inputs) {
+    rec->ids = tj_calloc(b->nsig, sizeof *rec->ids);
+    if (!rec->inputs || !rec->ids) {
         recording_put(rec);
         return NULL;
     }
+    for (uint32_t i = 0; i < b->nsig; i++)
+        atomic_init(&rec->ids[i], b->ids[i]);
     if (state == REFUSED)
         return rec;
     rec->params = copy_of(t->params, t->nparams, sizeof *rec->params);
@@ -162,29 +178,77 @@ static struct tj_recording *recording_new(const struct tj_box *b, enum recording
     return rec;
 }
 
-// The region's recording of the box's signature, with a reference, or NULL. The lock is held.
-static struct tj_recording *find(const struct tj_box *b) {
-    for (struct tj_recording *rec = b->run.region->recordings; rec; rec = rec->next) {
+// ---- the region's recordings; the lock of its cache is held
+// ----------------------------------------------------------
+
+// Found by signature, in a table; beyond max_graphs the longest unused goes. False: no memory. In a child of fork,
+// where a thread of the parent may have been changing them, they are forgotten.
+static bool table(struct trace_region *r) {
+    struct tj_recordings *t = &r->recordings;
+    if (TJ_UNLIKELY(t->process != tj_process())) {
+        *t = (struct tj_recordings){.process = tj_process()};
+        uint32_t n = 16;
+        while (n < r->opt.max_graphs && n < BUCKETS)
+            n *= 2;
+        t->buckets = tj_calloc(n, sizeof(struct tj_recording *));
+        t->nbuckets = t->buckets ? n : 0;
+    }
+    if (!t->buckets)
+        t->process = 0;
+    return t->buckets != NULL;
+}
+
+static struct tj_recording **bucket(const struct tj_recordings *t, uint64_t hash) {
+    return &t->buckets[hash & (t->nbuckets - 1)];
+}
+
+static void enter_recording(struct tj_recordings *t, struct tj_recording *rec) {
+    struct tj_recording **p = bucket(t, rec->hash);
+    rec->chain = *p;
+    *p = rec;
+    rec->newer = NULL;
+    rec->older = t->newest;
+    *(t->newest ? &t->newest->newer : &t->oldest) = rec;
+    t->newest = rec;
+    t->n++;
+    rec->listed = true;
+}
+
+// The list's reference is the caller's.
+static void unlist(struct tj_recordings *t, struct tj_recording *rec) {
+    struct tj_recording **p = bucket(t, rec->hash);
+    while (*p && *p != rec)
+        p = &(*p)->chain;
+    rec->listed = false;
+    if (!*p)
+        return;
+    *p = rec->chain;
+    *(rec->newer ? &rec->newer->older : &t->newest) = rec->older;
+    *(rec->older ? &rec->older->newer : &t->oldest) = rec->newer;
+    t->n--;
+}
+
+// The recordings of the box's signature, the youngest first, with references.
+static uint32_t find(const struct tj_box *b, struct tj_recording **out) {
+    struct trace_region *r = b->run.region;
+    uint32_t n = 0;
+    struct tj_recording *rec = table(r) ? *bucket(&r->recordings, b->sig_hash) : NULL;
+    for (; rec && n < CASES; rec = rec->chain) {
         if (rec->hash == b->sig_hash && rec->ninputs == b->nsig &&
             tj_same(rec->inputs, b->sig, b->nsig * sizeof *b->sig)) {
             (void)atomic_fetch_add_explicit(&rec->refs, 1, memory_order_relaxed);
-            return rec;
+            out[n++] = rec;
         }
     }
-    return NULL;
+    return n;
 }
 
 // Takes a recording off the region's list; the list's reference is the caller's. False: it was off already.
 static bool unlink_recording(struct trace_region *r, struct tj_recording *rec) {
     tj_lock(&r->cache.lock);
-    struct tj_recording **p = &r->recordings;
-    while (*p && *p != rec)
-        p = &(*p)->next;
-    bool there = *p != NULL;
-    if (there) {
-        *p = rec->next;
-        r->nrecordings--;
-    }
+    bool there = table(r) && rec->listed;
+    if (there)
+        unlist(&r->recordings, rec);
     tj_unlock(&r->cache.lock);
     return there;
 }
@@ -204,6 +268,9 @@ static bool same_inputs(const struct tj_run *run, const struct tj_recording *rec
         const struct trace_tensor *t = in[i];
         if (!usable(run, t) || t->dtype != s->dtype || t->rank != s->rank)
             return false;
+        uint64_t id = atomic_load_explicit(&rec->ids[i], memory_order_relaxed);
+        if (TJ_UNLIKELY(id && id != t->id))
+            return false;
         for (int d = 0; d < t->rank; d++) {
             if (t->dims[d] != s->dims[d] || t->strides[d] != s->strides[d])
                 return false;
@@ -220,7 +287,8 @@ static bool same_inputs(const struct tj_run *run, const struct tj_recording *rec
 }
 
 static bool fill_signature(struct tj_box *b, trace_tensor *const *in, size_t n) {
-    if (n > UINT16_MAX || !tj_grow((void **)&b->sig, &b->capsig, (uint32_t)n, sizeof *b->sig))
+    if (n > UINT16_MAX || !tj_grow((void **)&b->sig, &b->capsig, (uint32_t)n, sizeof *b->sig) ||
+        !tj_grow((void **)&b->ids, &b->capids, (uint32_t)n, sizeof *b->ids))
         return false;
     b->nsig = (uint32_t)n;
     for (size_t i = 0; i < n; i++) {
@@ -235,6 +303,7 @@ static bool fill_signature(struct tj_box *b, trace_tensor *const *in, size_t n) 
         s->dtype = t->dtype;
         s->rank = t->rank;
         s->flags = st->flags;
+        b->ids[i] = t->id;
         while (in[s->same] != t)
             s->same++;
         memcpy(s->dims, t->dims, t->rank * sizeof *t->dims);
@@ -275,6 +344,7 @@ void tj_replay_box_clear(struct tj_box *b) {
 void tj_replay_box_free(struct tj_box *b) {
     tj_replay_box_clear(b);
     tj_free(b->sig);
+    tj_free(b->ids);
     tj_free(b->rules);
 }
 
@@ -345,7 +415,12 @@ void tj_replay_drop(struct tj_box *b) {
     b->replay = NULL;
 }
 
-enum answer { REPLAY, RECORD, OTHER /* another kind of memory: another recording, if any */ };
+enum answer {
+    REPLAY,
+    RECORD,
+    OTHER, // another kind of memory: another recording, if any
+    CLASH  // written memory overlaps other operands
+};
 
 // Holds the content that the leaves have now.
 static enum answer enter(struct tj_replay *p, trace_tensor *const *in) {
@@ -384,7 +459,7 @@ static enum answer enter(struct tj_replay *p, trace_tensor *const *in) {
         for (uint32_t k = 0; k < rec->nleaves; k++) {
             if (k != i && tj_tensors_overlap(&p->snaps[i], &p->snaps[k])) {
                 leave(p, tj_process());
-                return RECORD; // a case of its own, which isn't common enough to be replayed
+                return CLASH; // a case of its own, replayed only where an input is a captured tensor
             }
         }
     }
@@ -430,32 +505,49 @@ static enum answer try_slot(struct tj_box *b, size_t i, trace_tensor *const *in,
     return REPLAY;
 }
 
+static bool ids_match(const struct tj_recording *rec, const struct tj_box *b) {
+    for (uint32_t i = 0; i < b->nsig; i++) {
+        uint64_t id = atomic_load_explicit(&rec->ids[i], memory_order_relaxed);
+        if (id && id != b->ids[i])
+            return false;
+    }
+    return true;
+}
+
 bool tj_replay_begin(struct tj_box *b, trace_tensor *const *in, size_t n) {
     struct trace_region *r = b->run.region;
+    bool clash = false;
     for (size_t i = 0; i < TJ_REPLAYS; i++) {
         if (!b->replays[i] || !same_inputs(&b->run, b->replays[i]->rec, in, n))
             continue;
         enum answer a = try_slot(b, i, in, n);
-        if (a != OTHER)
+        clash |= a == CLASH;
+        if (a == REPLAY || a == RECORD)
             return a == REPLAY;
     }
+    if (clash)
+        return false;
     b->note = fill_signature(b, in, n);
     if (!b->note)
         return false;
+    struct tj_recording *cases[CASES], *rec = NULL;
     tj_lock(&r->cache.lock);
-    struct tj_recording *rec = find(b);
+    uint32_t found = find(b, cases);
     tj_unlock(&r->cache.lock);
-    if (!rec)
-        return false;
-    int state = atomic_load(&rec->state);
-    if (state != READY) {
-        b->note = state == SEEN;
-        recording_put(rec);
+    bool refused = false;
+    for (uint32_t i = 0; i < found; i++) {
+        int state = atomic_load_explicit(&cases[i]->state, memory_order_acquire);
+        refused |= state == REFUSED;
+        if (!rec && state == READY && ids_match(cases[i], b))
+            rec = cases[i];
+        else
+            recording_put(cases[i]);
+    }
+    struct tj_replay *p = rec ? replay_new(b, rec) : NULL;
+    if (!p) {
+        b->note = !rec && !refused;
         return false;
     }
-    struct tj_replay *p = replay_new(b, rec);
-    if (!p)
-        return false;
     replay_free(b->replays[TJ_REPLAYS - 1]);
     memmove(b->replays + 1, b->replays, (TJ_REPLAYS - 1) * sizeof *b->replays);
     b->replays[0] = p;
@@ -727,54 +819,100 @@ static void tell(const struct tj_box *b, const struct why *why, bool stale) {
              why->text);
 }
 
+// Whether the run may differ from what rec holds because a tensor that one of them captured (or gave as an output) was
+// an input of the other.
+static bool another_case(const struct tj_recording *rec, const struct tj_box *b) {
+    const struct tj_trace *t = &b->run.trace;
+    for (uint32_t k = 0; k < b->nsig; k++) {
+        uint64_t id = atomic_load_explicit(&rec->ids[k], memory_order_relaxed);
+        for (uint32_t i = 0; id && i < t->nleaves; i++) {
+            if (!t->leafkeys[i].input && t->leaves[i].source && t->leaves[i].source->id == id)
+                return true;
+        }
+        for (uint32_t i = 0; id && i < b->nrules; i++) {
+            if (b->rules[i].tensor && b->rules[i].tensor->id == id)
+                return true;
+        }
+        for (uint32_t i = 0; i < rec->nleaves; i++) {
+            if (rec->sources[i] && rec->sources[i]->id == b->ids[k])
+                return true;
+        }
+        for (uint32_t i = 0; i < rec->nrules; i++) {
+            if (rec->rules[i].tensor && rec->rules[i].tensor->id == b->ids[k])
+                return true;
+        }
+    }
+    return false;
+}
+
+// The run recorded what rec holds.
+static void confirm(struct tj_recording *rec, const struct tj_box *b) {
+    int seen = SEEN;
+    for (uint32_t i = 0; i < b->nsig; i++) {
+        if (atomic_load_explicit(&rec->ids[i], memory_order_relaxed) != b->ids[i])
+            atomic_store_explicit(&rec->ids[i], 0, memory_order_relaxed);
+    }
+    (void)atomic_compare_exchange_strong(&rec->state, &seen, READY);
+}
+
+// What the run says of the recordings of its signature. False: there is none for it; the caller enters one.
+static bool compare(struct tj_box *b, struct tj_recording **cases, uint32_t n, bool bad, struct why *why) {
+    struct why differs;
+    for (uint32_t i = 0; i < n && !bad; i++) {
+        if (atomic_load(&cases[i]->state) != REFUSED && same(cases[i], b, &differs)) {
+            confirm(cases[i], b);
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (atomic_load(&cases[i]->state) == REFUSED)
+            return true;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        int state = atomic_load(&cases[i]->state);
+        bool would = state == READY && ids_match(cases[i], b); // have been replayed
+        if (bad ? state == READY && !would : another_case(cases[i], b))
+            continue;
+        if (!bad)
+            (void)same(cases[i], b, why);
+        // Whoever refuses it tells.
+        if (atomic_exchange(&cases[i]->state, REFUSED) != REFUSED)
+            tell(b, why, would);
+        return true;
+    }
+    return false;
+}
+
 void tj_replay_note(struct tj_box *b) {
     struct trace_region *r = b->run.region;
+    struct tj_recordings *t = &r->recordings;
+    struct tj_recording *cases[CASES], *old = NULL;
     struct why why;
     if (b->run.compile_only)
         return;
     bool bad = unsafe(b, &why);
     if (!bad && !b->ended)
         return; // nothing to run, or the plan isn't there yet
-    struct tj_recording *fresh = NULL, *rec, *old = NULL;
-    for (;;) {
-        tj_lock(&r->cache.lock);
-        rec = find(b);
-        if (rec || fresh)
-            break;
-        tj_unlock(&r->cache.lock);
-        fresh = recording_new(b, bad ? REFUSED : SEEN);
-        if (!fresh)
-            return; // the next run tries again
-    }
-    bool added = !rec;
-    if (added) {
-        fresh->next = r->recordings;
-        r->recordings = fresh;
-        if (++r->nrecordings > r->opt.max_graphs) { // the oldest goes
-            struct tj_recording **p = &r->recordings;
-            while ((*p)->next)
-                p = &(*p)->next;
-            old = *p;
-            *p = NULL;
-            r->nrecordings--;
+    tj_lock(&r->cache.lock);
+    uint32_t n = find(b, cases);
+    tj_unlock(&r->cache.lock);
+    bool known = compare(b, cases, n, bad, &why);
+    for (uint32_t i = 0; i < n; i++)
+        recording_put(cases[i]);
+    struct tj_recording *fresh = known ? NULL : recording_new(b, bad ? REFUSED : SEEN);
+    if (!fresh)
+        return; // no memory: the next run tries again
+    tj_lock(&r->cache.lock);
+    bool room = table(r);
+    if (room) {
+        enter_recording(t, fresh);
+        if (t->n > r->opt.max_graphs) { // the oldest goes
+            old = t->oldest;
+            unlist(t, old);
         }
     }
     tj_unlock(&r->cache.lock);
-    recording_put(old);
-    if (added) {
-        if (bad)
-            tell(b, &why, false);
-        return;
-    }
-    recording_put(fresh);
-    int state = atomic_load(&rec->state);
-    if (state != REFUSED) {
-        bool fits = !bad && same(rec, b, &why);
-        // Whoever refuses it tells.
-        if (!fits && atomic_exchange(&rec->state, REFUSED) != REFUSED)
-            tell(b, &why, state == READY);
-        else if (fits && state == SEEN)
-            (void)atomic_compare_exchange_strong(&rec->state, &state, READY);
-    }
-    recording_put(rec);
+    recording_put(room ? old : fresh);
+    if (bad)
+        tell(b, &why, false);
 }

@@ -519,6 +519,7 @@ static struct trace_tensor *tensor_new(trace_context *ctx, struct tj_storage *st
     t->ctx = ctx;
     tj_context_retain(ctx);
     tj_context_lock(ctx);
+    t->id = ++ctx->tensor_ids;
     t->next = ctx->tensors;
     if (t->next) {
         t->next->prev = t;
@@ -1101,10 +1102,7 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     if (!want) {
         return TRACE_OK;
     }
-    if (tj_current && !tj_current->host_call) {
-        tj_current->host_call = "trace_write";
-        tj_current->host_at = TJ_LOC(NULL, 0);
-    }
+    tj_host_effect("trace_write", TJ_LOC(NULL, 0));
     struct tj_run *run = tj_run_of(t);
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
@@ -1163,6 +1161,7 @@ tj_status trace_modified(trace_tensor *t) {
     if (!ready(t, "modified", &s)) {
         return s;
     }
+    tj_host_effect("trace_modified", TJ_LOC(NULL, 0));
     struct tj_storage *st = tj_tensor_storage(t);
     if (st->flags & TJ_ST_OWNED) {
         s = tj_fail(TRACE_ERR_ARGUMENT, "modified: the memory is the library's; change it with trace_write");

@@ -31,6 +31,7 @@ struct tj_storage {
 // The public handle. Always at least 8-aligned, so bit 0 tells recorded values apart.
 struct trace_tensor {
     atomic_int refs;
+    uint64_t id; // of its context: no other tensor has had it
     uint8_t dtype, rank;
     tj_layout layout; // class of strides, kept with dims
     uint32_t state;   // TJ_T_*
