@@ -362,6 +362,8 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
     size_t rank = tj_shape_rank(it->t, node->shape);
     const int64_t *dims = tj_shape_dims(it->t, node->shape);
     struct tj_igeom o = *g;
+    int64_t numel;
+    bool some = tj_numel(dims, rank, &numel) && numel > 0; // else no address is made of an offset
     switch (node->op) {
     case TJ_OP_RESHAPE: return reshape(g, dims, rank);
     case TJ_OP_PERMUTE: {
@@ -382,7 +384,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
         break;
     case TJ_OP_SLICE: {
         const struct tj_attr_slice *a = tj_node_attr(it->t, node);
-        if (dims[a->dim] > 0) { // an empty slice may start past the end: no address is made of it
+        if (some) { // an empty slice may start past the end
             g->offset += integer(it, in[1]) * o.strides[a->dim];
         }
         g->strides[a->dim] = tj_stride_times(g->strides[a->dim], a->step);
@@ -391,7 +393,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
     case TJ_OP_DIAGONAL: {
         const struct tj_attr_diagonal *a = tj_node_attr(it->t, node);
         int64_t off = integer(it, in[1]);
-        if (dims[rank - 1] > 0) {
+        if (some) {
             g->offset += off >= 0 ? off * o.strides[a->d1] : -off * o.strides[a->d0];
         }
         size_t k = 0;
@@ -415,8 +417,7 @@ bool tj_igeom_view(const struct tj_interp *it, tj_ref n, struct tj_igeom *g) {
             return false;
         }
         memcpy(g->strides, a->stride, rank * sizeof *g->strides);
-        int64_t numel;
-        if (tj_numel(dims, rank, &numel) && numel > 0) {
+        if (some) {
             g->offset += integer(it, in[1]);
         }
         break;

@@ -191,6 +191,16 @@ static tj_ref unwind(struct tj_run *run, tj_ref n, uint32_t *count) {
     return n;
 }
 
+// Without one, an offset leads nowhere, and may be any number.
+static bool has_elements(const int64_t *dims, size_t rank) {
+    for (size_t i = 0; i < rank; i++) {
+        if (dims[i] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct tj_place *v) {
     const int64_t *dims = tj_shape_dims(t, n->shape);
     size_t rank = tj_shape_rank(t, n->shape);
@@ -212,13 +222,13 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
     case TJ_OP_SLICE: {
         const struct tj_attr_slice *a = attr;
         memcpy(strides, v->strides, sizeof strides);
-        v->offset += dims[a->dim] > 0 ? param_of(t, n->in[1]) * strides[a->dim] : 0;
+        v->offset += has_elements(dims, rank) ? param_of(t, n->in[1]) * strides[a->dim] : 0;
         strides[a->dim] = tj_stride_times(strides[a->dim], a->step);
         break;
     }
     case TJ_OP_DIAGONAL: {
         const struct tj_attr_diagonal *a = attr;
-        int64_t off = dims[rank - 1] > 0 ? param_of(t, n->in[1]) : 0;
+        int64_t off = has_elements(dims, rank) ? param_of(t, n->in[1]) : 0;
         v->offset += off >= 0 ? off * v->strides[a->d1] : -off * v->strides[a->d0];
         size_t k = 0;
         for (size_t i = 0; i < v->rank; i++) {
@@ -239,7 +249,7 @@ static void apply_view(const struct tj_trace *t, const struct tj_node *n, struct
         break;
     }
     case TJ_OP_AS_STRIDED:
-        v->offset += param_of(t, n->in[1]);
+        v->offset += has_elements(dims, rank) ? param_of(t, n->in[1]) : 0;
         memcpy(strides, ((const struct tj_attr_strides *)attr)->stride, sizeof strides);
         break;
     default: break;
