@@ -22,8 +22,9 @@ struct owner {
 struct slot {
     unsigned char *mem;
     size_t bytes;
-    bool free;
+    uint32_t next; // free one of its class, or TJ_NIL
 };
+enum { SIZE_CLASSES = 65 };
 // Before node `at` overwrites its memory, the value of `node` moves to memory of its own.
 struct save {
     uint32_t at, node;
@@ -37,6 +38,7 @@ struct plan {
     uint32_t nowners;
     struct slot *slots;
     uint32_t nslots;
+    uint32_t free[SIZE_CLASSES]; // slots, while they are assigned
     struct save *saves;
     uint32_t nsaves;
     void *tables; // the memory of all arrays here, from the context's buffers: a steady run allocates nothing
@@ -201,12 +203,7 @@ static void geom_of_value(const struct plan *p, tj_ref n, struct tj_igeom *g) {
 }
 
 // Memory that UPDATE writes: the node below all earlier updates of it.
-static tj_ref root_of(const struct plan *p, tj_ref n) {
-    while (node_of(p, n)->op == TJ_OP_UPDATE) {
-        n = tj_iin(&p->it, n, 0);
-    }
-    return n;
-}
+static tj_ref root_of(const struct plan *p, tj_ref n) { return p->it.vals[n].root; }
 
 // Geometry of UPDATE node n's view relative to the memory of its operand 0, whose strides are given: the views between
 // operand 2 and the memory, applied from the bottom.
@@ -285,14 +282,11 @@ static bool source_overlaps(const struct plan *p, tj_ref n, const struct tj_ival
 
 // Values that lie in the memory which node n is about to overwrite, and are used later, move out.
 static tj_status save_readers(struct plan *p, tj_ref n, uint32_t owner) {
-    uint32_t stay = TJ_NIL;
     for (uint32_t v = p->owners[owner].values, next; v != TJ_NIL; v = next) {
         struct tj_ival *val = &p->it.vals[v];
         next = val->next;
         if (val->last <= n) {
-            val->next = stay;
-            stay = v;
-            continue;
+            continue; // nor is it when later nodes write
         }
         size_t bytes;
         if (!node_bytes(p, v, &bytes)) {
@@ -307,7 +301,7 @@ static tj_status save_readers(struct plan *p, tj_ref n, uint32_t owner) {
         owner_add_value(p, o, v);
         s->kept = *val;
     }
-    p->owners[owner].values = stay;
+    p->owners[owner].values = TJ_NIL;
     return TRACE_OK;
 }
 
@@ -442,6 +436,7 @@ static tj_status plan_loop(struct plan *p, struct loop *l) {
 
 static tj_status plan_node(struct plan *p, tj_ref n) {
     const struct tj_node *d = node_of(p, n);
+    p->it.vals[n].root = d->op == TJ_OP_UPDATE ? root_of(p, tj_iin(&p->it, n, 0)) : n;
     if (d->op == TJ_OP_REPEAT_OUT) {
         struct loop *l = loop_of(p, n);
         tj_status st = l->planned ? TRACE_OK : plan_loop(p, l);
@@ -481,29 +476,46 @@ static tj_status plan_node(struct plan *p, tj_ref n) {
     return own_fresh(p, n);
 }
 
+// Free slots are kept by the number of bits of their size.
+static uint32_t size_class(size_t bytes) { return bytes ? 64 - (uint32_t)__builtin_clzll(bytes) : 0; }
+
+static void slot_free(struct plan *p, uint32_t i) {
+    uint32_t *first = &p->free[size_class(p->slots[i].bytes)];
+    p->slots[i].next = *first;
+    *first = i;
+}
+
+static uint32_t slot_pop(uint32_t *first, const struct slot *slots) {
+    uint32_t i = *first;
+    *first = slots[i].next;
+    return i;
+}
+
+// A free slot that is large enough: a small one of those, if it is found soon.
 static void slot_take(struct plan *p, struct owner *o) {
-    uint32_t best = TJ_NIL, biggest = TJ_NIL;
-    for (uint32_t i = 0; i < p->nslots; i++) {
-        const struct slot *s = &p->slots[i];
-        if (!s->free) {
-            continue;
-        }
-        if (s->bytes >= o->bytes && (best == TJ_NIL || s->bytes < p->slots[best].bytes)) {
-            best = i;
-        }
-        if (biggest == TJ_NIL || s->bytes > p->slots[biggest].bytes) {
-            biggest = i;
-        }
+    enum { TRIES = 8 };
+    uint32_t cls = size_class(o->bytes), best = TJ_NIL, *at = &p->free[cls];
+    for (uint32_t i = 0; i < TRIES && *at != TJ_NIL && best == TJ_NIL; i++) {
+        if (p->slots[*at].bytes >= o->bytes)
+            best = slot_pop(at, p->slots);
+        else
+            at = &p->slots[*at].next;
     }
-    if (best == TJ_NIL && biggest != TJ_NIL) { // nothing is allocated yet: a free slot may still grow
-        best = biggest;
-        p->slots[best].bytes = o->bytes;
+    for (uint32_t k = cls + 1; k < SIZE_CLASSES && best == TJ_NIL; k++) {
+        if (p->free[k] != TJ_NIL)
+            best = slot_pop(&p->free[k], p->slots);
+    }
+    for (uint32_t k = cls + 1; k-- > 0 && best == TJ_NIL;) {
+        if (p->free[k] != TJ_NIL) { // nothing is allocated yet: a free slot may still grow
+            best = slot_pop(&p->free[k], p->slots);
+            if (p->slots[best].bytes < o->bytes)
+                p->slots[best].bytes = o->bytes;
+        }
     }
     if (best == TJ_NIL) {
         best = p->nslots++;
         p->slots[best] = (struct slot){.bytes = o->bytes};
     }
-    p->slots[best].free = false;
     o->slot = best;
 }
 
@@ -523,6 +535,9 @@ static void assign_slots(struct plan *p) {
     uint32_t nnodes = p->it.t->nnodes;
     for (uint32_t n = 0; n < nnodes; n++) {
         p->expire[n] = TJ_NIL;
+    }
+    for (uint32_t i = 0; i < SIZE_CLASSES; i++) {
+        p->free[i] = TJ_NIL;
     }
     // extra owners come in the order of their first position
     uint32_t extra = nnodes;
@@ -547,7 +562,7 @@ static void assign_slots(struct plan *p) {
             }
         }
         for (uint32_t o = p->expire[n]; o != TJ_NIL; o = p->owners[o].next) {
-            p->slots[p->owners[o].slot].free = true;
+            slot_free(p, p->owners[o].slot);
         }
     }
 }

@@ -12,6 +12,7 @@ struct tj_ival {
     uint32_t owner;               // index into interp.owners
     uint32_t next;                // next value in the same memory, or TJ_NIL
     uint32_t last;                // position of the last use; TJ_NIL: a result of the segment
+    tj_ref root;                  // of an UPDATE: the node below all updates of its memory; else the node
     bool needed;
     unsigned char scalar[8]; // memory of a SCALAR
 };
