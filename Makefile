@@ -6,7 +6,7 @@
 #   test-ops        every golden value of every op in every tier, every kernel at every feature level (make test: a sample)
 #   test-asan test-ubsan test-tsan   the same under a sanitizer
 #   tests           build the tests only
-#   bench           build the benchmarks into build/bench (benches) and run soak, shapes, limits and bench
+#   bench           build the benchmarks into build/bench (benches) and run soak, shapes, limits, scale and bench
 #   examples        docs/examples/*.c and *.cpp, into build/<variant>/examples
 #   demo            deps, build, and run the digits example
 #   install         PREFIX=/usr/local DESTDIR=
@@ -311,6 +311,7 @@ bench: benches
 	build/bench/soak
 	build/bench/shapes
 	build/bench/limits
+	build/bench/scale --max 1000
 	build/bench/bench
 
 demo: $(LIB_release) $(D_release)/examples/digits

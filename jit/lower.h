@@ -52,6 +52,8 @@ struct tj_sched {
     uint32_t nbufs, capbufs;
     uint32_t *heap;
     uint32_t nheap, capheap;
+    tj_ref *chain; // views between an operand and memory
+    uint32_t capchain;
     uint32_t *members;
     uint32_t nmembers, capmembers;
     struct tj_lower *lower; // reused

@@ -1108,6 +1108,7 @@ tj_status tj_schedule(struct tj_graph *g, const struct tj_env *env, const struct
     tj_free(s->steps);
     tj_free(s->bufs);
     tj_free(s->heap);
+    tj_free(s->chain);
     tj_free(s->members);
     tj_free(s->ops);
     return s->status;

@@ -223,22 +223,27 @@ bool tj_s_view_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, s
     return true;
 }
 
-// Views between n and memory, nearest last.
+// Views between n and memory, nearest last; of an operand CHAIN at most, what lies below is made.
 enum { CHAIN = 64 };
-static tj_ref descend(struct tj_sched *s, tj_ref n, tj_ref lineage, tj_ref *chain, uint32_t *nchain) {
+static tj_ref descend(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t *nchain) {
     *nchain = 0;
-    while (tj_g_view(TJ_NODE(s, n)->op) && *nchain < CHAIN && n != lineage &&
-           (lineage != TJ_NIL || (!tj_is_alias(s, n) && s->buf[n] == TJ_NOBUF && !(s->flags[n] & TJ_S_FORCE)))) {
-        chain[(*nchain)++] = n;
+    while (tj_g_view(TJ_NODE(s, n)->op) && n != lineage &&
+           (lineage != TJ_NIL ||
+            (*nchain < CHAIN && !tj_is_alias(s, n) && s->buf[n] == TJ_NOBUF && !(s->flags[n] & TJ_S_FORCE)))) {
+        if (!tj_grow((void **)&s->chain, &s->capchain, *nchain + 1, sizeof *s->chain)) {
+            (void)tj_s_memory(s);
+            return n;
+        }
+        s->chain[(*nchain)++] = n;
         n = TJ_NODE(s, n)->in[0];
     }
     return n;
 }
 
 void tj_s_geom(struct tj_sched *s, tj_ref n, struct tj_geom *out) {
-    tj_ref chain[CHAIN], base;
     uint32_t nchain;
-    base = descend(s, n, TJ_NIL, chain, &nchain);
+    tj_ref base = descend(s, n, TJ_NIL, &nchain);
+    const tj_ref *chain = s->chain;
     if (tj_is_alias(s, base)) {
         *out = *s->alias[base];
     } else {
@@ -262,9 +267,9 @@ void tj_s_geom(struct tj_sched *s, tj_ref n, struct tj_geom *out) {
 }
 
 bool tj_s_geom_in(struct tj_sched *s, tj_ref n, tj_ref lineage, uint32_t buf, struct tj_geom *out) {
-    tj_ref chain[CHAIN], base;
     uint32_t nchain;
-    base = descend(s, n, lineage, chain, &nchain);
+    tj_ref base = descend(s, n, lineage, &nchain);
+    const tj_ref *chain = s->chain;
     if (s->lineage[base] != lineage) {
         return false;
     }
