@@ -368,8 +368,117 @@ static void softmaxes(void) {
     }
 }
 
+/* ---- pools ---------------------------------------------------------------------------------------------------- */
+
+struct pooling {
+    const char *name;
+    bool max;
+    int64_t planes, h, w, k[2], stride[2], pad[2];
+};
+static float *pool_in, *pool_out;
+static T *pool_body(T **t, const void *arg) {
+    const struct pooling *p = arg;
+    return p->max ? trace_max_pool2d(t[0], p->k, p->stride, p->pad, NULL, false)
+                  : trace_avg_pool2d(t[0], p->k, p->stride, p->pad, false, true, 0);
+}
+static void pool_plain(const void *arg) {
+    const struct pooling *p = arg;
+    int64_t oh = (p->h + 2 * p->pad[0] - p->k[0]) / p->stride[0] + 1;
+    int64_t ow = (p->w + 2 * p->pad[1] - p->k[1]) / p->stride[1] + 1;
+    float *to = pool_out, over = 1 / (float)(p->k[0] * p->k[1]);
+    for (int64_t c = 0; c < p->planes; c++) {
+        const float *x = pool_in + c * p->h * p->w;
+        for (int64_t i = 0; i < oh; i++)
+            for (int64_t j = 0; j < ow; j++) {
+                int64_t y0 = i * p->stride[0] - p->pad[0], x0 = j * p->stride[1] - p->pad[1];
+                int64_t y1 = y0 + p->k[0] < p->h ? y0 + p->k[0] : p->h, x1 = x0 + p->k[1] < p->w ? x0 + p->k[1] : p->w;
+                float most = -INFINITY, sum = 0;
+                y0 = y0 < 0 ? 0 : y0;
+                x0 = x0 < 0 ? 0 : x0;
+                for (int64_t y = y0; y < y1; y++)
+                    for (int64_t q = x0; q < x1; q++) {
+                        float v = x[y * p->w + q];
+                        most = v > most ? v : most;
+                        sum += v;
+                    }
+                *to++ = p->max ? most : sum * over;
+            }
+    }
+}
+static void pools(void) {
+    static const struct pooling w[] = {
+        {"max 2x2 stride 2 of [64, 112, 112]", true, 64, 112, 112, {2, 2}, {2, 2}, {0, 0}},
+        {"max 3x3 stride 2 of [64, 112, 112]", true, 64, 112, 112, {3, 3}, {2, 2}, {1, 1}},
+        {"max 3x3 of [64, 56, 56]", true, 64, 56, 56, {3, 3}, {1, 1}, {1, 1}},
+        {"max 5x5 of [256, 20, 20]", true, 256, 20, 20, {5, 5}, {1, 1}, {2, 2}},
+        {"max 13x13 of [256, 20, 20]", true, 256, 20, 20, {13, 13}, {1, 1}, {6, 6}},
+        {"max 61x61 of [1, 256, 256]", true, 1, 256, 256, {61, 61}, {1, 1}, {30, 30}},
+        {"avg 2x2 stride 2 of [64, 112, 112]", false, 64, 112, 112, {2, 2}, {2, 2}, {0, 0}},
+        {"avg 3x3 of [64, 56, 56]", false, 64, 56, 56, {3, 3}, {1, 1}, {1, 1}},
+        {"avg 5x5 of [64, 56, 56]", false, 64, 56, 56, {5, 5}, {1, 1}, {2, 2}},
+        {"avg 7x7 stride 3 of [64, 56, 56]", false, 64, 56, 56, {7, 7}, {3, 3}, {3, 3}},
+        {"avg of whole planes [512, 7, 7]", false, 512, 7, 7, {7, 7}, {1, 1}, {0, 0}},
+        {"avg of whole planes [64, 56, 56]", false, 64, 56, 56, {56, 56}, {1, 1}, {0, 0}},
+        {"avg 31x31 of [1, 256, 256]", false, 1, 256, 256, {31, 31}, {1, 1}, {15, 15}}};
+    enum { MOST = 64 * 112 * 112 };
+    pool_in = malloc(MOST * sizeof(float));
+    pool_out = malloc(MOST * sizeof(float));
+    if (!pool_in || !pool_out)
+        die("memory", strerror(errno));
+    for (int i = 0; i < MOST; i++)
+        pool_in[i] = (float)(i * 31 % 1009) / 16;
+    for (size_t i = 0; i < sizeof w / sizeof *w; i++) {
+        T *x = trace_wrap_const(ctx, TRACE_F32, pool_in, TRACE_DIMS(1, w[i].planes, w[i].h, w[i].w));
+        struct side a = {.body = pool_body, .arg = &w[i], .t = &x, .nt = 1}, b = {.arg = &w[i], .f = pool_plain};
+        open_side(&a);
+        for (int k = 0; k < 3; k++)
+            (void)turn(&a, NULL, 0);
+        row(w[i].name, &a, &b, 1.2);
+        trace_region_release(a.region);
+        trace_release(x);
+    }
+    free(pool_in);
+    free(pool_out);
+}
+
+/* The first call of a window's size, in a context that has compiled something else. */
+static void first(void) {
+    static const int64_t sizes_of[] = {3, 5, 13, 31, 61};
+    for (size_t i = 0; i < sizeof sizes_of / sizeof *sizes_of; i++)
+        for (int max = 0; max < 2; max++) {
+            int64_t k = sizes_of[i], n = 64 + (int64_t)i;
+            struct pooling p = {"", max, 1, n, n, {k, k}, {1, 1}, {k / 2, k / 2}};
+            double best = 1e9;
+            trace_context *was = ctx;
+            for (int turns = 0; turns < 7; turns++) {
+                if (trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1), &ctx))
+                    die("context", trace_last_error(NULL));
+                T *x = trace_full_f(ctx, TRACE_DIMS(1, 1, n, n), 0.5, TRACE_F32);
+                int dim = 3;
+                struct side warm = {.body = softmax_of, .arg = &dim, .t = &x, .nt = 1};
+                struct side a = {.body = pool_body, .arg = &p, .t = &x, .nt = 1};
+                open_side(&warm);
+                open_side(&a);
+                (void)turn(&warm, NULL, 0);
+                best = fmin(best, turn(&a, NULL, 0));
+                trace_region_release(warm.region);
+                trace_region_release(a.region);
+                trace_release(x);
+                trace_context_release(ctx);
+            }
+            ctx = was;
+            printf("{\"workload\": \"first call of %s %dx%d\", \"best_s\": %.4f, \"goal\": 0.3, \"met\": %s}\n",
+                   max ? "max" : "avg", (int)k, (int)k, best, best <= 0.3 ? "true" : "false");
+            fflush(stdout);
+        }
+}
+
 int main(int argc, char **argv) {
-    static const struct part parts[] = {{"copies", copies, true}, {"fused", fused, true}, {"softmax", softmaxes, true}};
+    static const struct part parts[] = {{"copies", copies, true},
+                                        {"fused", fused, true},
+                                        {"softmax", softmaxes, true},
+                                        {"pools", pools, true},
+                                        {"first", first, true}};
     if (trace_context_create(TRACE_CONTEXT_OPTIONS(.threads = 1), &ctx))
         die("context", trace_last_error(NULL));
     run_parts(parts, sizeof parts / sizeof parts[0], argc, argv);

@@ -165,6 +165,28 @@ static bool only_sums_care(const struct arrange *a) {
     return true;
 }
 
+// Elements that are added one after the other, down a column.
+static bool chains(const struct arrange *a) {
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (a->live[i] && a->l->ins[i].op == TJ_KOP_REDUCE && a->l->ins[i].imm == TJ_RED_CHAIN) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Windows that slide along p are reduced along q: some load has unit stride along both.
+static bool slides(const struct arrange *a, const struct dim *p, const struct dim *q) {
+    for (uint32_t i = 0; i < a->n; i++) {
+        const struct tj_li *in = &a->l->ins[i];
+        if (a->live[i] && in->op == TJ_KOP_LOAD && coef(a, (uint32_t)in->imm, p) == 1 &&
+            coef(a, (uint32_t)in->imm, q) == 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // The order of the elements of a sum can't be kept over these dims: a value to materialise, so that they collapse.
 static bool force_operand(struct arrange *a) {
     struct tj_sched *s = a->l->s;
@@ -354,9 +376,17 @@ static bool choose_dims(struct arrange *a, bool reduces) {
         k->npar = k->ndims = (uint8_t)np;
         return true;
     }
+    bool chain = chains(a);
+    if (chain && l->epi != TJ_NIL) {
+        tj_lo_stop(l, TJ_L_FORCE, l->epi);
+        return false;
+    }
     nr = collapse(a, red, 0, nr);
     if (l->epi == TJ_NIL) {
         np = collapse(a, par, 0, np);
+    }
+    if (np == 0 && chain) {
+        par[np++] = (struct dim){1, UINT32_MAX, false};
     }
     if (nr == 0) {
         red[nr++] = (struct dim){1, UINT32_MAX, true};
@@ -377,6 +407,7 @@ static bool choose_dims(struct arrange *a, bool reduces) {
     int row_score = unit_score(a, &red[nr - 1]);
     bool cols = best != UINT32_MAX && best_score > row_score && hint(a, par[best].ext) > 1;
     cols = cols || (best != UINT32_MAX && elems <= 8 && rows >= 64 && nr == 1);
+    cols = cols || chain || (best != UINT32_MAX && best_score == row_score && slides(a, &par[best], &red[nr - 1]));
     if (l->epi != TJ_NIL) {
         cols = false;
     }

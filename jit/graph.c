@@ -723,8 +723,106 @@ static tj_ref int_matmul(struct tj_graph *g, tj_ref r, tj_ref a, tj_ref b, bool 
     return reduce(g, r, TJ_OP_SUM, d, m, (int64_t)1 << (NODE(m)->rank - 1), false);
 }
 
+// x with as much around its last two dims as windows reach over; what is added doesn't count.
+static tj_ref margin(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_pool *p, const tj_ex *out, bool max) {
+    size_t rank = NODE(x)->rank;
+    struct tj_attr_padding a = {.mode = max ? TJ_G_PAD_LEAST : TJ_G_PAD_ZERO};
+    tj_ex dims[TJ_G_RANK];
+    bool none = true;
+    memcpy(dims, NODE(x)->dims, rank * sizeof *dims);
+    for (size_t k = 0; k < 2; k++) {
+        size_t d = rank - 2 + k;
+        tj_ex last = ex2(g, TJ_EX_MUL, ex2(g, TJ_EX_SUB, out[d], 1), con(g, p->stride[k]));
+        tj_ex end = ex2(g, TJ_EX_ADD, last, con(g, (p->kernel[k] - 1) * p->dilation[k] + 1 - p->padding[k]));
+        a.lo[d] = con(g, p->padding[k]);
+        a.hi[d] = ex2(g, TJ_EX_MAX, 0, ex2(g, TJ_EX_SUB, end, dims[d]));
+        none = none && a.lo[d] == 0 && a.hi[d] == 0;
+        dims[d] = ex2(g, TJ_EX_ADD, ex2(g, TJ_EX_ADD, dims[d], (tj_ex)a.lo[d]), (tj_ex)a.hi[d]);
+    }
+    if (none) {
+        return x;
+    }
+    struct tj_gnode n = {.op = TJ_OP_PAD,
+                         .dtype = NODE(x)->dtype,
+                         .rank = (uint8_t)rank,
+                         .flags = TJ_GF_FORCE,
+                         .nin = 1,
+                         .in = &x,
+                         .dims = dims,
+                         .attr = &a,
+                         .nattr = WORDS(a),
+                         .trace = r};
+    return tj_g_add(g, &n);
+}
+
+// The windows of height (k is 0) or width of an x that had `rank` dims, as a new last dim; `out` of them.
+static tj_ref slide(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_pool *p, size_t rank, size_t k,
+                    tj_ex out) {
+    size_t n = NODE(x)->rank, d = rank - 2 + k;
+    tj_ex dims[TJ_G_RANK];
+    struct tj_attr_unfold u = {(int64_t)d, (p->kernel[k] - 1) * p->dilation[k] + 1, p->stride[k]};
+    memcpy(dims, NODE(x)->dims, n * sizeof *dims);
+    dims[d] = out;
+    dims[n] = con(g, u.size);
+    struct tj_gnode w = {.op = TJ_OP_UNFOLD,
+                         .dtype = NODE(x)->dtype,
+                         .rank = (uint8_t)(n + 1),
+                         .flags = TJ_GF_MANY,
+                         .nin = 1,
+                         .in = &x,
+                         .dims = dims,
+                         .attr = &u,
+                         .nattr = WORDS(u),
+                         .trace = r};
+    x = tj_g_add(g, &w);
+    if (p->dilation[k] == 1) {
+        return x;
+    }
+    struct tj_attr_slice s = {(int64_t)n, p->dilation[k]};
+    tj_ref in[2] = {x, extent(g, r, 0)};
+    dims[n] = con(g, p->kernel[k]);
+    w.op = TJ_OP_SLICE;
+    w.nin = 2;
+    w.in = in;
+    w.attr = &s;
+    w.nattr = WORDS(s);
+    return tj_g_add(g, &w);
+}
+
+// Windows of many taps are loops of a kernel. The largest element is found along rows first, then down columns; a sum
+// goes over both, row by row.
+static tj_ref wide_windows(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_pool *p, const tj_ex *out,
+                           bool max) {
+    tj_dtype d = (tj_dtype)NODE(x)->dtype;
+    size_t rank = NODE(x)->rank;
+    x = margin(g, r, x, p, out, max);
+    if (!max) {
+        struct tj_attr_reduce a = {.mask = (int64_t)3 << rank};
+        x = slide(g, r, slide(g, r, x, p, rank, 0, out[rank - 2]), p, rank, 1, out[rank - 1]);
+        return add(g, r, TJ_G_CHAIN, d, out, rank, &x, 1, &a, WORDS(a));
+    }
+    for (size_t k = 2; k-- > 0;) {
+        tj_ex dims[TJ_G_RANK];
+        struct tj_attr_reduce a = {.mask = (int64_t)1 << rank};
+        x = slide(g, r, x, p, rank, k, out[rank - 2 + k]);
+        memcpy(dims, NODE(x)->dims, rank * sizeof *dims);
+        struct tj_gnode n = {.op = TJ_OP_AMAX,
+                             .dtype = (uint8_t)d,
+                             .rank = (uint8_t)rank,
+                             .flags = k ? TJ_GF_FORCE : 0,
+                             .nin = 1,
+                             .in = &x,
+                             .dims = dims,
+                             .attr = &a,
+                             .nattr = WORDS(a),
+                             .trace = r};
+        x = tj_g_add(g, &n);
+    }
+    return x;
+}
+
 static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_pool *p, const tj_ex *dims, bool max) {
-    enum { GROUP = 64 };
+    enum { FEW = 16 }; // taps that are written out
     tj_dtype d = (tj_dtype)NODE(x)->dtype;
     size_t rank = NODE(x)->rank;
     struct tj_attr_taps taps = {.pool = *p, .max = max};
@@ -732,24 +830,10 @@ static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_
         taps.pool.dilation[0] = taps.pool.dilation[1] = 1;
     }
     taps.guarded = p->padding[0] || p->padding[1] || p->ceil_mode;
-    int64_t total = p->kernel[0] * p->kernel[1];
-    tj_ref acc = 0;
-    for (int64_t first = 0; first < total; first += GROUP) {
-        taps.first = first;
-        taps.count = total - first < GROUP ? total - first : GROUP;
-        tj_ref in[2] = {x, acc};
-        struct tj_gnode n = {.op = TJ_G_TAPS,
-                             .dtype = (uint8_t)d,
-                             .rank = (uint8_t)rank,
-                             .nin = first ? 2 : 1,
-                             .in = in,
-                             .dims = dims,
-                             .attr = &taps,
-                             .nattr = WORDS(taps),
-                             .trace = r};
-        n.flags = total > GROUP ? TJ_GF_FORCE : 0;
-        acc = tj_g_add(g, &n);
-    }
+    int64_t total = INT64_MAX;
+    (void)tj_size_mul(p->kernel[0], p->kernel[1], &total);
+    tj_ref acc = total > FEW ? wide_windows(g, r, x, &taps.pool, dims, max)
+                             : add(g, r, TJ_G_TAPS, d, dims, rank, &x, 1, &taps, WORDS(taps));
     if (max) {
         return acc;
     }
@@ -759,7 +843,6 @@ static tj_ref pool(struct tj_graph *g, tj_ref r, tj_ref x, const struct tj_attr_
     } else if (!taps.guarded || (p->include_pad && !p->ceil_mode)) {
         count = extent(g, r, con(g, total));
     } else {
-        taps.first = taps.count = 0;
         taps.h = NODE(x)->dims[rank - 2];
         taps.w = NODE(x)->dims[rank - 1];
         count = add(g, r, TJ_G_COUNT, TRACE_I64, dims + rank - 2, 2, NULL, 0, &taps, WORDS(taps));

@@ -38,7 +38,8 @@
 // Ops a graph has beside those of ops.def.
 enum tj_gop {
     TJ_G_EXTENT = TJ_KOP_END, // i64, 0-d: value of `ex`
-    TJ_G_TAPS,    // in[0]: x [N, C, H, W], in[1]: accumulator; struct tj_attr_taps: some taps of a pooling window
+    TJ_G_TAPS,                // in[0]: x [N, C, H, W]; struct tj_attr_taps: a pooling window of few taps
+    TJ_G_CHAIN,               // a reduction (struct tj_attr_reduce) of the last dims: elements added in order, from 0
     TJ_G_REPEAT,  // a counted loop: first values, then what its body takes from outside; attr.dim: which of the
                   // program's
     TJ_G_RESULT,  // a carried value after it; attr.dim: slot
@@ -48,13 +49,14 @@ enum tj_gop {
 #define TJ_G_RANK (TJ_MAX_RANK + 1) // an integer product gets one dim more
 struct tj_attr_taps {
     struct tj_attr_pool pool;
-    int64_t max, first, count; // taps [first, first+count) in row-major order of the window
-    int64_t guarded;           // windows may reach over the border
-    int64_t h, w;              // TJ_G_COUNT: extents of x as expressions (tj_ex)
+    int64_t max;
+    int64_t guarded; // windows may reach over the border
+    int64_t h, w;    // TJ_G_COUNT: extents of x as expressions (tj_ex)
 };
 enum {
     TJ_GF_FORCE = 1, // must be materialised
     TJ_GF_NOCSE = 2, // reads memory that others may write
+    TJ_GF_MANY = 4,  // wants each element of its operand many times: that isn't computed inline
 };
 struct tj_gnode {
     uint16_t op; // TJ_OP_* or TJ_G_*
@@ -68,7 +70,8 @@ struct tj_gnode {
     tj_ref trace;     // trace node it comes from
     tj_ex ex;         // TJ_G_EXTENT, SCALAR of dtype i64: value
 };
-// PAD in a graph: amounts as expressions (tj_ex).
+// PAD in a graph: amounts as expressions (tj_ex); without in[1], it pads with 0, or the least of the dtype.
+enum { TJ_G_PAD_ZERO = 100, TJ_G_PAD_LEAST };
 struct tj_attr_padding {
     int64_t mode, lo[TJ_MAX_RANK], hi[TJ_MAX_RANK];
 };
@@ -116,7 +119,9 @@ static inline tj_dtype tj_compute_dtype(uint8_t d) { return (tj_dtype)tj_dtypes[
 static inline bool tj_g_is(const struct tj_graph *g, tj_ref n, int op) { return g->nodes[n].op == op; }
 static inline bool tj_g_view(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_VIEW; }
 static inline bool tj_g_pointwise(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_POINTWISE; }
-static inline bool tj_g_reduce(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_REDUCE; }
+static inline bool tj_g_reduce(uint16_t op) {
+    return op == TJ_G_CHAIN || (op < TJ_OP_COUNT && tj_ops[op].cls == TJ_REDUCE);
+}
 static inline bool tj_g_contract(uint16_t op) { return op < TJ_OP_COUNT && tj_ops[op].cls == TJ_CONTRACT; }
 // repeat.c: loops. needs: marks what the loop that REPEAT_OUT `out` ends takes from outside. loop: the node of `out`.
 tj_status tj_g_loop_needs(struct tj_graph *g, tj_ref out, uint8_t *reached);

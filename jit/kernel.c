@@ -177,6 +177,9 @@ bool tj_kernel_verify(const struct tj_kernel *k, char *err, size_t cap) {
             default: return bad(err, cap, "%%%d: op %d", i, in->op);
             }
         }
+        if (in->op == TJ_KOP_REDUCE && in->imm == TJ_RED_CHAIN && k->kind != TJ_K_COLS) {
+            return bad(err, cap, "%%%d: a chain that isn't down a column", i);
+        }
         bool access = in->op == TJ_KOP_LOAD || in->op == TJ_KOP_STORE || in->op == TJ_KOP_COORD;
         if (access && (in->imm < 0 || in->imm >= k->naccess)) {
             return bad(err, cap, "%%%d: access %" PRId64, i, in->imm);
@@ -263,7 +266,7 @@ void tj_kernel_dump(const struct tj_kernel *k, struct tj_strbuf *sb) {
     static const char *const kinds[] = {"pointwise", "rows", "cols"};
     static const char *const kops[] = {"const", "sval",   "ival",  "coord", "load", "store",
                                        "round", "reduce", "check", "fma",   "divn"};
-    static const char *const reds[] = {"sum", "max", "min", "any", "all", "argmax", "argmin"};
+    static const char *const reds[] = {"sum", "max", "min", "any", "all", "argmax", "argmin", "chain"};
     tj_sb_printf(sb, "kernel %s: %s, %d passes%s%s, dims", k->name ? k->name : "", kinds[k->kind % 3], k->npasses,
                  k->stream ? ", stream" : "", k->split ? ", split" : "");
     for (int d = 0; d < k->ndims; d++) {
@@ -304,7 +307,7 @@ void tj_kernel_dump(const struct tj_kernel *k, struct tj_strbuf *sb) {
         case TJ_KOP_LOAD:
         case TJ_KOP_STORE: dump_access(k, &k->access[in->imm], in->op != TJ_KOP_COORD, sb); break;
         case TJ_KOP_ROUND: tj_sb_printf(sb, " %s", tj_dtypes[in->imm].name); break;
-        case TJ_KOP_REDUCE: tj_sb_printf(sb, " %s", reds[in->imm % 7]); break;
+        case TJ_KOP_REDUCE: tj_sb_printf(sb, " %s", reds[in->imm % 8]); break;
         case TJ_KOP_CHECK: tj_sb_printf(sb, " kind %d site %d", (int)(in->imm >> 24), (int)(in->imm & 0xffffff)); break;
         default: break;
         }

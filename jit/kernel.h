@@ -20,7 +20,8 @@
 // to partial i mod 64 of block i / 4096; partials start at the identity, and join by halving (p[j] + p[j+32], then 16,
 // ..., 1); blocks join as a balanced binary tree by number: a stack of partial results, where after block b trailing
 // ones of b+1 merge as left + right, and what remains at the end merges from the top down (right-most first). MAX, MIN,
-// ANY, ALL, ARGMAX, ARGMIN may use any order (their result does not depend on it).
+// ANY, ALL, ARGMAX, ARGMIN may use any order (their result does not depend on it). CHAIN (COLS kernels only) adds one
+// element after the other to +0.
 //
 // Values have a dtype; f16 and bf16 values are held as f32: loads widen, stores narrow exactly, and lowering puts a
 // ROUND after every op that has to round. Integer ops wrap. bool values are i1.
@@ -66,7 +67,16 @@ enum tj_kop {
     TJ_KOP_FMA,   // a*b + c, one rounding (decomposed norms use it where their definition says so)
     TJ_KOP_END
 };
-enum tj_reduce { TJ_RED_SUM, TJ_RED_MAX, TJ_RED_MIN, TJ_RED_ANY, TJ_RED_ALL, TJ_RED_ARGMAX, TJ_RED_ARGMIN };
+enum tj_reduce {
+    TJ_RED_SUM,
+    TJ_RED_MAX,
+    TJ_RED_MIN,
+    TJ_RED_ANY,
+    TJ_RED_ALL,
+    TJ_RED_ARGMAX,
+    TJ_RED_ARGMIN,
+    TJ_RED_CHAIN
+};
 enum tj_level { TJ_FULL, TJ_ROWLEVEL };
 enum { TJ_KF_CACHE = 1 };
 struct tj_kins {

@@ -585,6 +585,7 @@ static uint32_t reduction(struct tj_lower *l, tj_ref n, const struct tj_map *m) 
     int64_t kind;
     switch (r->op) {
     case TJ_OP_SUM: kind = TJ_RED_SUM; break;
+    case TJ_G_CHAIN: kind = TJ_RED_CHAIN; break;
     case TJ_OP_AMAX: kind = boolean ? TJ_RED_ANY : TJ_RED_MAX; break;
     case TJ_OP_AMIN: kind = boolean ? TJ_RED_ALL : TJ_RED_MIN; break;
     case TJ_OP_ANY: kind = TJ_RED_ANY; break;

@@ -69,6 +69,10 @@ static uint32_t cat(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     return result;
 }
 
+static uint32_t least(struct tj_lower *l, tj_dtype d) {
+    return tj_lo_const(l, d, -INFINITY, d == TRACE_I32 ? INT32_MIN : d == TRACE_I64 ? INT64_MIN : 0);
+}
+
 static uint32_t pad(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     const struct tj_gnode *p = TJ_NODE(l->s, n);
     const struct tj_attr_padding *a = p->attr;
@@ -91,7 +95,7 @@ static uint32_t pad(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
             continue;
         }
         uint32_t i = tj_lo_coord(l, &r->d[j]), last = tj_lo_ival(l, tj_lo_bin(l, TJ_EX_SUB, e, 1));
-        if (a->mode == TRACE_PAD_CONSTANT) {
+        if (a->mode == TRACE_PAD_CONSTANT || p->nin == 1) {
             uint32_t lo = below ? op2(l, TJ_OP_GE, TRACE_BOOL, i, ci(l, 0)) : TJ_LNONE;
             uint32_t hi = above ? op2(l, TJ_OP_LT, TRACE_BOOL, i, tj_lo_ival(l, e)) : TJ_LNONE;
             lo = lo == TJ_LNONE ? hi : tj_lo_and(l, hi, lo);
@@ -121,8 +125,11 @@ static uint32_t pad(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     if (inside == TJ_LNONE || l->stop) {
         return v;
     }
+    if (a->mode == TJ_G_PAD_ZERO) {
+        return or_zero(l, inside, v);
+    }
     const struct tj_map *none = tj_lo_map(l, m, 0);
-    uint32_t fill = none ? tj_lo_value(l, p->in[1], none) : TJ_LNONE;
+    uint32_t fill = a->mode == TJ_G_PAD_LEAST ? least(l, d) : none ? tj_lo_value(l, p->in[1], none) : TJ_LNONE;
     l->trace = p->trace;
     return tj_lo_emit(l, TJ_OP_WHERE, d, inside, v, fill, 0);
 }
@@ -185,7 +192,7 @@ static uint32_t arange(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     return op2(l, TJ_OP_ADD, d, start, op2(l, TJ_OP_MUL, d, i, step));
 }
 
-// Some taps of a pooling window, in row-major order. Averages start from 0, so that taps in the padding add nothing.
+// The taps of a pooling window, in row-major order. Averages start from 0, so that taps in the padding add nothing.
 static uint32_t taps(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     const struct tj_gnode *t = TJ_NODE(l->s, n);
     const struct tj_attr_taps *a = t->attr;
@@ -193,12 +200,10 @@ static uint32_t taps(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
     tj_dtype d = tj_compute_dtype(t->dtype);
     uint32_t h = (uint32_t)x->rank - 2, acc = TJ_LNONE;
     struct tj_exprs *e = l->s->x;
-    if (t->nin > 1) {
-        acc = tj_lo_value(l, t->in[1], m);
-    } else if (!a->max) {
+    if (!a->max) {
         acc = tj_lo_const(l, d, 0, 0);
     }
-    for (int64_t k = a->first; k < a->first + a->count && !l->stop; k++) {
+    for (int64_t k = 0; k < a->pool.kernel[0] * a->pool.kernel[1] && !l->stop; k++) {
         int64_t at[2] = {k / a->pool.kernel[1], k % a->pool.kernel[1]};
         struct tj_map *r = tj_lo_map(l, m, m->rank);
         if (!r) {
@@ -229,8 +234,7 @@ static uint32_t taps(struct tj_lower *l, tj_ref n, const struct tj_map *m) {
         l->trace = t->trace;
         if (a->max) {
             if (acc == TJ_LNONE && ok != TJ_LNONE) {
-                int64_t least = d == TRACE_I32 ? INT32_MIN : d == TRACE_I64 ? INT64_MIN : 0;
-                v = tj_lo_emit(l, TJ_OP_WHERE, d, ok, v, tj_lo_const(l, d, -INFINITY, least), 0);
+                v = tj_lo_emit(l, TJ_OP_WHERE, d, ok, v, least(l, d), 0);
                 acc = v;
             } else if (acc == TJ_LNONE) {
                 acc = v;

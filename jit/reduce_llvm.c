@@ -17,7 +17,14 @@ static unsigned cols(const struct gen *g) { return columns(g) ? g->lanes : 0; } 
 static bool several(const struct gen *g) { return !columns(g) && g->k->ndims - g->k->npar > 1; }
 // Partials in use: where the order doesn't matter two vectors do.
 static unsigned slots(const struct gen *g, const struct reduction *r) {
-    return columns(g) || r->tree ? TJ_RED_PARTIALS : g->lanes < TJ_RED_PARTIALS / 2 ? 2 * g->lanes : TJ_RED_PARTIALS;
+    if (r->kind == TJ_RED_CHAIN) {
+        return 1;
+    }
+    if (r->tree) {
+        return TJ_RED_PARTIALS;
+    }
+    // Columns: enough for one not to wait for the other.
+    return columns(g) ? 4 : g->lanes < TJ_RED_PARTIALS / 2 ? 2 * g->lanes : TJ_RED_PARTIALS;
 }
 // Partials of several uncollapsed dims are not aligned with vectors where the order matters.
 static bool unaligned(const struct gen *g, const struct reduction *r) { return r->tree && several(g); }
@@ -61,6 +68,7 @@ static struct pair combine(struct gen *g, const struct reduction *r, struct pair
     }
     switch (r->kind) {
     case TJ_RED_SUM:
+    case TJ_RED_CHAIN:
         return (struct pair){r->cls == 'F' ? LLVMBuildFAdd(w, a.v, b.v, "") : LLVMBuildAdd(w, a.v, b.v, ""), NULL};
     case TJ_RED_ANY: return (struct pair){LLVMBuildOr(w, a.v, b.v, ""), NULL};
     case TJ_RED_ALL: return (struct pair){LLVMBuildAnd(w, a.v, b.v, ""), NULL};
@@ -151,7 +159,7 @@ static void start(struct gen *g, const struct reduction *r, tj_lv count) {
                       r->arg ? tj_e_int(slot_type(g, e->i64), INT64_MAX) : NULL};
     if (columns(g)) {
         struct tj_loop_state l;
-        tj_lv n = tj_e_binary(e, "llvm.smax", smaller(g, count, tj_e_i64(e, TJ_RED_PARTIALS)), tj_e_i64(e, 1));
+        tj_lv n = tj_e_binary(e, "llvm.smax", smaller(g, count, tj_e_i64(e, slots(g, r))), tj_e_i64(e, 1));
         tj_e_loop(e, &l, tj_e_i64(e, 0), n, tj_e_i64(e, 1), "start");
         store_slot(g, r, l.i, id);
         tj_e_loop_end(e, &l);
@@ -180,11 +188,14 @@ static tj_lv take(struct gen *g, tj_lv v, unsigned from, unsigned n) {
     return tj_e_shuffle(g->e, v, LLVMGetPoison(LLVMTypeOf(v)), index, n);
 }
 
-// 64 partials by halving; count: elements there were (columns: the others were never written).
+// The partials by halving; count: elements there were (columns: the others were never written).
 static struct pair join(struct gen *g, const struct reduction *r, tj_lv count) {
     struct tj_emit *e = g->e;
+    if (columns(g) && slots(g, r) == 1) {
+        return load_slot(g, r, tj_e_i64(e, 0));
+    }
     if (columns(g)) {
-        tj_lv filled0 = smaller(g, count, tj_e_i64(e, TJ_RED_PARTIALS));
+        tj_lv filled0 = smaller(g, count, tj_e_i64(e, slots(g, r)));
         tj_lb pre = tj_e_here(e), head = tj_e_block(e, "halve"), exit = tj_e_block(e, "");
         LLVMBuildBr(e->b, head);
         tj_e_at(e, head);
@@ -197,7 +208,7 @@ static struct pair join(struct gen *g, const struct reduction *r, tj_lv count) {
         tj_e_loop_end(e, &l);
         tj_lv half1 = LLVMBuildLShr(e->b, half, tj_e_i64(e, 1), ""), filled1 = smaller(g, filled, half);
         tj_lb latch = tj_e_here(e);
-        LLVMAddIncoming(half, (tj_lv[]){tj_e_i64(e, TJ_RED_PARTIALS / 2), half1}, (tj_lb[]){pre, latch}, 2);
+        LLVMAddIncoming(half, (tj_lv[]){tj_e_i64(e, slots(g, r) / 2), half1}, (tj_lb[]){pre, latch}, 2);
         LLVMAddIncoming(filled, (tj_lv[]){filled0, filled1}, (tj_lb[]){pre, latch}, 2);
         LLVMBuildCondBr(e->b, LLVMBuildICmp(e->b, LLVMIntNE, half1, tj_e_i64(e, 0), ""), head, exit);
         tj_e_at(e, exit);

@@ -35,7 +35,7 @@ static uint32_t size_of(const struct tj_gnode *d) {
     switch (d->op) {
     case TJ_G_TAPS: {
         const struct tj_attr_taps *a = d->attr;
-        return (uint32_t)a->count * (a->guarded ? 10 : 2);
+        return (uint32_t)(a->pool.kernel[0] * a->pool.kernel[1]) * (a->guarded ? 10 : 2);
     }
     case TJ_OP_CAT: return 7 * d->nin;
     case TJ_OP_GATHER:
@@ -386,7 +386,7 @@ static bool joins(struct tj_sched *s, tj_ref n, tj_ref v, uint32_t t, bool epi) 
     if (HAS(n, TJ_S_FORCE | TJ_S_DONE)) {
         return refuse(s, s->force_why[n] ? s->force_why[n] : TJ_KEPT_INDEX);
     }
-    if (s->noinline_[n] == s->job) {
+    if (s->noinline_[n] == s->job && !(d->flags & TJ_GF_MANY)) { // windows of windows
         return refuse(s, TJ_KEPT_COST);
     }
     if (s->deadline[n] < t) {
@@ -488,7 +488,8 @@ static bool grow_cone(struct tj_sched *s, tj_ref v, uint32_t t, uint32_t budget,
         size += size_of(d);
         code += code_of(d);
         for (uint32_t i = 0; i < d->nin; i++) {
-            if ((d->op == TJ_G_TAPS || (tj_g_view(d->op) && s->noinline_[n] == s->job)) && i == 0) {
+            if ((d->op == TJ_G_TAPS || d->flags & TJ_GF_MANY || (tj_g_view(d->op) && s->noinline_[n] == s->job)) &&
+                i == 0) {
                 s->noinline_[d->in[0]] = s->job; // each element is wanted many times
             }
             if (!push(s, d->in[i])) {

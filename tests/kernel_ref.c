@@ -519,6 +519,16 @@ static struct sv ref_reduce(const struct sv *x, int64_t n, int kind, int dtype) 
         free(d);
         return r;
     }
+    if (kind == TJ_RED_CHAIN) {
+        r.f = 0;
+        r.d = 0;
+        for (int64_t i = 0; i < n; i++) {
+            r.f += x[i].f;
+            r.d += x[i].d;
+            r.i = wrap(dtype, (int64_t)((uint64_t)r.i + (uint64_t)x[i].i));
+        }
+        return r;
+    }
     if (kind == TJ_RED_ANY || kind == TJ_RED_ALL) {
         r.i = kind == TJ_RED_ALL;
         for (int64_t i = 0; i < n; i++) {

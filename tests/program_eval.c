@@ -267,6 +267,11 @@ static union val reduce(int kind, tj_dtype d, const union val *x, int64_t n) {
     int64_t best = 0;
     switch (kind) {
     case TJ_RED_SUM: return sum(d, x, n);
+    case TJ_RED_CHAIN:
+        for (int64_t i = 0; i < n; i++) {
+            r = plus(d, r, x[i]);
+        }
+        return r;
     case TJ_RED_ANY:
     case TJ_RED_ALL:
         r.i = kind == TJ_RED_ALL;

@@ -720,6 +720,10 @@ END_TEST
 
 START_TEST(column_reductions) {
     SKIP_WITHOUT_MODULE;
+    for (int64_t n = 1; n < 300; n += 43) {
+        one_reduction(TJ_K_COLS, TJ_RED_CHAIN, TRACE_F32, (int64_t[]){3, n, 21}, 3, 1, false, true);
+        one_reduction(TJ_K_COLS, TJ_RED_CHAIN, TRACE_F64, (int64_t[]){5, n, 33}, 3, 0, false, true);
+    }
     static const int64_t lengths[] = {1, 3, 33, 64, 65, 200, 4096, 4100, 9000};
     for (size_t r = 0; r < TJ_COUNT(reds); r++) {
         for (size_t d = 0; d < TJ_COUNT(all_dtypes); d++) {

@@ -1,5 +1,6 @@
 // tests/test_layouts.c: elements moved into other layouts, by what an index says where they come from: every small
 // inner extent, element size and direction, compiled, interpreted, with symbolic extents, and computed on the way.
+// Pools of many taps, which are loops over windows.
 #include "../trace/context.h"
 #include "tj_test.h"
 
@@ -192,4 +193,133 @@ START_TEST(in_place) {
 }
 END_TEST
 
-TJ_TEST_MAIN_TURNS("layouts", {permutations, MODES}, {on_the_way, MODES}, {in_place, MODES})
+// ---- windows of many taps -------------------------------------------------------------------------------------------
+
+struct window {
+    int64_t k[2], stride[2], pad[2], dilation[2];
+    bool ceil, include;
+    int64_t divisor;
+};
+enum { PC = 2, PH = 23, PW = 70 };
+static float plane[PC * PH * PW];
+// The pool's result at (c, i, j): the definition, tap by tap. Averages add in f32, row by row.
+static float pooled(const struct window *w, bool max, int64_t c, int64_t i, int64_t j) {
+    const int64_t ext[2] = {PH, PW}, at[2] = {i, j};
+    int64_t start[2], covered = 1, inside = 1;
+    float best = -INFINITY, sum = 0;
+    for (int d = 0; d < 2; d++) {
+        int64_t end, in = 0;
+        start[d] = at[d] * w->stride[d] - w->pad[d];
+        end = start[d] + w->k[d] < ext[d] + w->pad[d] ? start[d] + w->k[d] : ext[d] + w->pad[d];
+        covered *= end - start[d];
+        for (int64_t t = 0; t < w->k[d]; t++)
+            in += start[d] + t >= 0 && start[d] + t < ext[d];
+        inside *= in;
+    }
+    for (int64_t t = 0; t < w->k[0] * w->k[1]; t++) {
+        int64_t y = start[0] + t / w->k[1] * (max ? w->dilation[0] : 1);
+        int64_t x = start[1] + t % w->k[1] * (max ? w->dilation[1] : 1);
+        if (y < 0 || y >= PH || x < 0 || x >= PW)
+            continue;
+        float v = plane[(c * PH + y) * PW + x];
+        best = isnan(best) || isnan(v) ? NAN : v > best ? v : best;
+        sum += v;
+    }
+    return max ? best : sum / (float)(w->divisor ? w->divisor : w->include ? covered : inside);
+}
+static void one_pool(const struct window *w, bool max) {
+    trace_tensor *x = trace_from(ctx, TRACE_F32, plane, TRACE_DIMS(1, PC, PH, PW)), *y = NULL;
+    if (trace_begin(region, TRACE_ARGS(x))) {
+        trace_tensor *twice = trace_mul_f(x, 1);
+        y = max ? trace_max_pool2d(twice, w->k, w->stride, w->pad, w->dilation, w->ceil)
+                : trace_avg_pool2d(twice, w->k, w->stride, w->pad, w->ceil, w->include, w->divisor);
+    }
+    ck_assert_msg(!trace_end(region, &y, 1), "%s", trace_last_error(ctx));
+    int64_t oh = trace_size(y, 2), ow = trace_size(y, 3);
+    float *v = malloc((size_t)(PC * oh * ow) * sizeof *v);
+    ck_assert_ptr_nonnull(v);
+    TJ_ASSERT_OK(trace_read(y, v, (size_t)(PC * oh * ow) * sizeof *v));
+    for (int64_t i = 0; i < PC * oh * ow; i++) {
+        float want = pooled(w, max, i / (oh * ow), i / ow % oh, i % ow);
+        ck_assert_msg(v[i] == want || (isnan(v[i]) && isnan(want)), "%s %dx%d, element %d of [%d, %d]: %a, not %a",
+                      max ? "max" : "avg", (int)w->k[0], (int)w->k[1], (int)i, (int)oh, (int)ow, (double)v[i],
+                      (double)want);
+    }
+    free(v);
+    trace_release(x);
+    trace_release(y);
+}
+START_TEST(pools) {
+    static const struct window windows[] = {
+        {{5, 5}, {1, 1}, {2, 2}, {1, 1}, false, true, 0},     {{7, 3}, {2, 3}, {3, 1}, {1, 1}, false, false, 0},
+        {{9, 9}, {3, 2}, {4, 3}, {1, 1}, true, true, 0},      {{6, 8}, {4, 5}, {3, 4}, {1, 1}, true, false, 0},
+        {{5, 4}, {1, 2}, {2, 1}, {3, 2}, false, true, 7},     {{4, 11}, {2, 1}, {0, 5}, {2, 3}, true, true, 3},
+        {{23, 61}, {1, 1}, {11, 30}, {1, 1}, false, true, 0}, {{23, 70}, {1, 1}, {0, 0}, {1, 1}, false, true, 0},
+        {{1, 33}, {1, 2}, {0, 16}, {1, 1}, false, false, 0},  {{19, 1}, {3, 1}, {9, 0}, {1, 1}, true, false, 0},
+        {{2, 2}, {2, 2}, {0, 0}, {1, 1}, false, true, 0},     {{3, 3}, {2, 2}, {1, 1}, {1, 1}, true, false, 0},
+        {{4, 4}, {1, 3}, {2, 2}, {2, 2}, false, true, 0}};
+    start((enum mode)_i);
+    for (size_t i = 0; i < PC * PH * PW; i++)
+        plane[i] = (float)((i * 31) % 97) / 7 - 9;
+    for (size_t i = 0; i < TJ_COUNT(windows); i++)
+        for (int max = 0; max < 2; max++)
+            one_pool(&windows[i], max);
+    for (size_t i = 0; i < 40; i++) // and what doesn't compare
+        plane[i * 79 % (PC * PH * PW)] = i % 4 == 0 ? NAN : i % 4 == 1 ? -INFINITY : i % 4 == 2 ? -0.0f : INFINITY;
+    for (size_t i = 0; i < TJ_COUNT(windows); i += 2)
+        one_pool(&windows[i], true);
+    finish();
+}
+END_TEST
+
+// Other dtypes: integers pad with their least, f16 rounds once.
+START_TEST(pooled_dtypes) {
+    enum { E = 12 };
+    start((enum mode)_i);
+    unsigned char u[E * E], gu[E * E];
+    int32_t k[E * E], gk[E * E];
+    uint16_t h[E * E], gh[E * E];
+    for (int i = 0; i < E * E; i++) {
+        u[i] = (unsigned char)(i * 37 % 200);
+        k[i] = -1000 - i * 37 % 101;
+        h[i] = (uint16_t)(0x3c00 + (i & 1)); // 1 or 1 + 2^-10
+    }
+    trace_tensor *a = trace_from(ctx, TRACE_U8, u, TRACE_DIMS(1, E, E)), *o[3] = {0};
+    trace_tensor *b = trace_from(ctx, TRACE_I32, k, TRACE_DIMS(1, E, E));
+    trace_tensor *c = trace_from(ctx, TRACE_F16, h, TRACE_DIMS(1, E, E));
+    const int64_t size[2] = {5, 5}, one[2] = {1, 1}, pad[2] = {2, 2};
+    if (trace_begin(region, TRACE_ARGS(a, b, c))) {
+        o[0] = trace_max_pool2d(a, size, one, pad, one, false);
+        o[1] = trace_max_pool2d(b, size, one, pad, one, false);
+        o[2] = trace_avg_pool2d(c, size, one, pad, false, false, 0);
+    }
+    ck_assert_msg(!trace_end(region, o, 3), "%s", trace_last_error(ctx));
+    TJ_ASSERT_OK(trace_read(o[0], gu, sizeof gu));
+    TJ_ASSERT_OK(trace_read(o[1], gk, sizeof gk));
+    TJ_ASSERT_OK(trace_read(o[2], gh, sizeof gh));
+    for (int i = 0; i < E * E; i++) {
+        unsigned char mu = 0;
+        int32_t mk = INT32_MIN, n = 0, odd = 0;
+        for (int y = i / E - 2; y <= i / E + 2; y++)
+            for (int x = i % E - 2; x <= i % E + 2; x++)
+                if (y >= 0 && y < E && x >= 0 && x < E) {
+                    mu = u[y * E + x] > mu ? u[y * E + x] : mu;
+                    mk = k[y * E + x] > mk ? k[y * E + x] : mk;
+                    odd += h[y * E + x] & 1;
+                    n++;
+                }
+        ck_assert_msg(gu[i] == mu && gk[i] == mk, "element %d: %d %d", i, gu[i], gk[i]);
+        // 1 + odd / n * 2^-10, rounded to 2^-10: half goes to even
+        ck_assert_msg(gh[i] == 0x3c00 + (2 * odd > n), "element %d: %x, %d of %d", i, gh[i], odd, n);
+    }
+    for (int i = 0; i < 3; i++)
+        trace_release(o[i]);
+    trace_release(a);
+    trace_release(b);
+    trace_release(c);
+    finish();
+}
+END_TEST
+
+TJ_TEST_MAIN_TURNS("layouts", {permutations, MODES}, {on_the_way, MODES}, {in_place, MODES}, {pools, MODES},
+                   {pooled_dtypes, MODES})
