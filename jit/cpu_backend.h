@@ -91,6 +91,7 @@ bool tj_plan_extent(const struct tj_plan *p, tj_ref node, uint32_t dim, char *bu
 tj_status tj_plan_code(struct tj_plan *p, uint32_t kernel, const char **text);
 // In plan.c: what they read of it. units: room for 1 + TJ_CONTRACT_TILES.
 size_t tj_plan_step_units(const struct tj_plan *p, uint32_t i, struct tj_unit *units);
+uint64_t tj_plan_step_packed(const struct tj_plan *p, uint32_t i); // bytes of its repacked weight, recorded shapes
 const struct tj_program *tj_plan_program(const struct tj_plan *p);
 struct tj_step_notes *tj_plan_notes(const struct tj_plan *p);
 struct tj_jit *tj_plan_jit(const struct tj_plan *p);

@@ -115,6 +115,19 @@ size_t tj_plan_step_units(const struct tj_plan *p, uint32_t i, struct tj_unit *u
     return n;
 }
 
+uint64_t tj_plan_step_packed(const struct tj_plan *p, uint32_t i) {
+    const struct tj_geom *b = &p->prog->steps[i].b;
+    const struct tj_exprs *x = &p->prog->exprs;
+    struct tj_view w = {.dtype = b->dtype, .rank = b->rank};
+    if (p->steps[i].weight_leaf == UINT32_MAX || tj_env_off(&p->jit->ctx->env, TJ_KILL_PREPACK))
+        return 0;
+    for (size_t d = 0; d < b->rank; d++) {
+        w.dims[d] = tj_ex_hint(x, b->dims[d]);
+        w.strides[d] = tj_ex_hint(x, b->strides[d]);
+    }
+    return tj_contract_pack_bytes(p->steps[i].contract, &w);
+}
+
 const struct tj_program *tj_plan_program(const struct tj_plan *p) { return p->prog; }
 struct tj_step_notes *tj_plan_notes(const struct tj_plan *p) {
     return p->notes;

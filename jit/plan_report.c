@@ -96,6 +96,7 @@ tj_status tj_plan_report(const struct tj_plan *p, struct tj_arena *a, struct tj_
         k->bytes_read = work.read;
         k->bytes_written = work.written;
         k->flops = work.flops;
+        k->packed = tj_plan_step_packed(p, i);
         k->runs = time.runs;
         k->best_ns = time.best_ns;
         k->total_ns = time.total_ns;

@@ -446,5 +446,34 @@ START_TEST(random_programs) {
 }
 END_TEST
 
+// Breaks at more places than are told apart: the others are counted together, and the table stays as it is.
+START_TEST(many_places) {
+    start();
+    trace_tensor *x = vec(2, 1);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int line = 1; line <= TJ_SITES + 200; line++) {
+            double v;
+            ck_assert(trace_begin(region, TRACE_ARGS(x)));
+            TJ_ASSERT_OK(trace_item_f64_at(trace_sum(x, NULL, 0, false), &v, "script", line));
+            TJ_ASSERT_OK(trace_end(region, NULL, 0));
+        }
+    }
+    ck_assert_uint_eq(region->cache.nsites, TJ_SITES + 1);
+    ck_assert_int_eq(events.count[TRACE_EVENT_BREAK], TJ_SITES + 1);
+    uint64_t count = 0, others = 0;
+    for (const struct tj_break_site *s = region->cache.sites; s; s = s->next) {
+        count += atomic_load(&s->count);
+        if (!strcmp(s->where, "other places"))
+            others = atomic_load(&s->count);
+        else
+            ck_assert_uint_eq(atomic_load(&s->count), 2);
+    }
+    ck_assert_uint_eq(others, 400);
+    ck_assert_uint_eq(count, 2 * (TJ_SITES + 200));
+    trace_release(x);
+    close_all();
+}
+END_TEST
+
 TJ_TEST_MAIN("break", loop_with_break, break_in_branch, late_use, break_and_writes, host_write_inside,
-             kinds_of_readback, fullgraph, deferred, lint, prints, random_programs)
+             kinds_of_readback, fullgraph, deferred, lint, prints, many_places, random_programs)

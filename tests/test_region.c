@@ -729,7 +729,34 @@ START_TEST(threads) {
 }
 END_TEST
 
+static void *run_shape(void *arg) {
+    trace_tensor *x = vec(*(int *)arg, 1), *y = NULL;
+    (void)trace_begin(region, TRACE_ARGS(x));
+    y = trace_neg(x);
+    TJ_ASSERT_OK(trace_end(region, &y, 1));
+    trace_release(y), trace_release(x);
+    return NULL;
+}
+// Threads that are gone leave run objects behind: those keep no plan that was dropped, recorded or replayed.
+START_TEST(dropped_plans_go) {
+    for (int mode = TRACE_MODE_RECORD; mode <= TRACE_MODE_REPLAY; mode++) {
+        start_options((trace_region_options){.mode = mode, .max_graphs = 3, .dynamic = TRACE_DYNAMIC_OFF});
+        int before = atomic_load(&live_plans);
+        for (int n = 1; n <= 40; n++) { // from thread to thread, each shape several times
+            for (int i = 0; i < 5; i++) {
+                pthread_t t;
+                ck_assert_int_eq(pthread_create(&t, NULL, run_shape, &n), 0);
+                pthread_join(t, NULL);
+            }
+        }
+        // the run that drops a plan may have it in hand
+        ck_assert_msg(atomic_load(&live_plans) - before <= 3 + 1, "%d plans", atomic_load(&live_plans) - before);
+        close_all();
+    }
+}
+END_TEST
+
 TJ_TEST_MAIN("region", runs_and_hits, wrong_order, ended_on_another_thread, outputs, placeholders, nesting,
              nested_refused, recompile_reasons, bounded, code_limit, colliding_hashes, fallbacks, eager_ops,
              eager_scope, sized_stats, option_sizes, reports, shutdown, released_while_open, data_errors, log_lines,
-             op_by_op, steady_run_allocates_nothing, every_allocation_may_fail, threads)
+             op_by_op, steady_run_allocates_nothing, every_allocation_may_fail, threads, dropped_plans_go)

@@ -112,6 +112,7 @@ struct tj_kernel_report {               // one step of a plan
     uint32_t nops;
     bool f64;                                   // it computes in f64
     uint64_t bytes_read, bytes_written, flops;  // of a run over the recorded shapes; flops are estimated
+    uint64_t packed;                            // bytes of a repacked copy of its weight; 0: it has none
     uint64_t runs, total_ns;                    // of watched runs
     uint64_t best_ns, timed_bytes, timed_flops; // the best of those that moved most, and what they did
 };

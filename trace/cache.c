@@ -12,6 +12,7 @@
 #include "timeline.h"
 
 #define LIKELY 256          // plans compared with a new one for the reason of its making
+#define SITE_BUCKETS 512
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
 #define ATTEMPTS 3          // times a signature is tried whose maker failed for want of memory
 #define SYMBOLIC_ATTEMPTS 4 // times a symbolic plan is looked for or made, before an exact one
@@ -22,7 +23,7 @@ tj_status tj_cache_init(struct tj_cache *c, uint32_t max) {
     memset(c, 0, sizeof *c);
     c->max = max;
     c->nbuckets = 16;
-    while (c->nbuckets < 2 * max && c->nbuckets < 1u << 16)
+    while (c->nbuckets < 2 * max && c->nbuckets < 1u << 20)
         c->nbuckets *= 2;
     c->buckets = tj_calloc(c->nbuckets, sizeof *c->buckets);
     c->families = tj_calloc(c->nbuckets, sizeof *c->families);
@@ -130,6 +131,7 @@ void tj_cache_free(struct tj_cache *c) {
     tj_free(c->buckets);
     tj_free(c->families);
     tj_free(c->records);
+    tj_free(c->sitetab);
 }
 
 // ---- signatures -----------------------------------------------------------------------------------------------------
@@ -263,6 +265,7 @@ static void report_evicted(struct trace_region *r, struct tj_entry *e, const cha
     tj_event(r->ctx, r, TRACE_EVENT_EVICT, TJ_LOC(NULL, 0), -1, -1, (int64_t)e->info.bytes_code, 0, e->ms,
              "a plan of %u ops (%s, %llu hits) was dropped: %s", e->trace.nnodes, e->site,
              (unsigned long long)atomic_load_explicit(&e->hits, memory_order_relaxed), why);
+    tj_region_forget(r, e);
     tj_entry_put(e);
 }
 
@@ -1113,24 +1116,28 @@ struct tj_learned *tj_learned_get(struct trace_region *r, const struct tj_trace 
     return l;
 }
 
-// Room for one more site in the table that finds them. The lock is held.
-static bool grow_sites(struct tj_cache *c) {
-    if (c->nsites < c->nsitetab)
-        return true;
-    uint32_t size = c->nsitetab ? 2 * c->nsitetab : 16;
-    struct tj_break_site **tab = tj_calloc(size, sizeof *tab);
-    if (!tab)
-        return false;
-    for (struct tj_break_site *s = c->sites; s; s = s->next) {
-        s->next_alike = tab[s->key & (size - 1)];
-        tab[s->key & (size - 1)] = s;
+// A new site, entered when it has its strings. The lock is held.
+static struct tj_break_site *site_new(struct tj_cache *c, const char *where, const char *kind, uint64_t key,
+                                      bool lint) {
+    struct tj_break_site *s = tj_calloc(1, sizeof *s);
+    if (!c->sitetab)
+        c->sitetab = tj_calloc(SITE_BUCKETS, sizeof(struct tj_break_site *));
+    char *own = s && c->sitetab ? tj_strdup(where) : NULL;
+    if (!own) {
+        tj_free(s);
+        return NULL;
     }
-    tj_free(c->sitetab);
-    c->sitetab = tab;
-    c->nsitetab = size;
-    return true;
+    s->where = own;
+    s->kind = kind;
+    s->key = key;
+    s->lint = lint;
+    s->next = c->sites;
+    c->sites = s;
+    c->nsites++;
+    return s;
 }
 
+// Runs hold sites without a reference, so none goes: places beyond the bound share one.
 struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc loc, const char *kind, bool lint,
                                         bool *fresh) {
     struct tj_cache *c = &r->cache;
@@ -1139,24 +1146,20 @@ struct tj_break_site *tj_break_site_get(struct trace_region *r, struct tj_loc lo
     uint64_t key = tj_hash_bytes(where, strlen(where), tj_hash_bytes(kind, strlen(kind), lint));
     *fresh = false;
     tj_lock(&c->lock);
-    struct tj_break_site *s = c->nsitetab ? c->sitetab[key & (c->nsitetab - 1)] : NULL;
+    struct tj_break_site *s = c->sitetab ? c->sitetab[key % SITE_BUCKETS] : NULL;
     while (s && !(s->key == key && s->lint == lint && !strcmp(s->kind, kind) && !strcmp(s->where, where)))
-        s = s->next_alike;
-    if (!s && grow_sites(c) && (s = tj_calloc(1, sizeof *s))) {
-        s->where = tj_strdup(where);
-        s->kind = kind;
-        s->key = key;
-        s->lint = lint;
-        if (s->where) {
-            s->next = c->sites;
-            s->next_alike = c->sitetab[key & (c->nsitetab - 1)];
-            c->sites = c->sitetab[key & (c->nsitetab - 1)] = s;
-            c->nsites++;
+        s = s->chain;
+    if (!s && c->nsites < TJ_SITES) {
+        s = site_new(c, where, kind, key, lint);
+        if (s) {
+            s->chain = c->sitetab[key % SITE_BUCKETS];
+            c->sitetab[key % SITE_BUCKETS] = s;
             *fresh = true;
-        } else {
-            tj_free(s);
-            s = NULL;
         }
+    } else if (!s && !lint) {
+        s = c->others;
+        if (!s && (s = c->others = site_new(c, "other places", kind, key, false)))
+            *fresh = true;
     }
     tj_unlock(&c->lock);
     return s;

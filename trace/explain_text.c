@@ -24,6 +24,9 @@ static void text_kernel(struct tj_strbuf *sb, const struct tj_explain *x, const 
                  tj_explain_quantity(k->r->bytes_written, "B", b, sizeof b),
                  tj_explain_quantity(k->saved, "B", c, sizeof c),
                  tj_explain_quantity(k->r->flops, "flop", d, sizeof d));
+    if (k->r->packed)
+        tj_sb_printf(sb, "      weight: a repacked copy of %s, kept with its tensor\n",
+                     tj_explain_quantity(k->r->packed, "B", a, sizeof a));
     if (!k->r->runs) {
         tj_sb_puts(sb, g->profiled ? "      not measured yet: no run since trace_region_profile\n"
                                    : "      not measured: run with trace_region_profile(region, true)\n");
@@ -231,12 +234,14 @@ static void json_kernel(struct tj_strbuf *sb, const struct tj_explain_plan *p, u
     tj_sb_puts(sb, ",\"ops\":[");
     for (uint32_t o = 0; o < k->r->nops; o++)
         tj_sb_printf(sb, "%s%u", o ? "," : "", k->r->ops[o]);
-    tj_sb_printf(sb,
-                 "],\"bytes_read\":%llu,\"bytes_written\":%llu,\"bytes_saved\":%llu,\"flops\":%llu,\"ideal_ns\":%.1f,"
-                 "\"limit\":\"%s\",\"threads\":\"%s\",\"measured\":",
-                 (unsigned long long)k->r->bytes_read, (unsigned long long)k->r->bytes_written,
-                 (unsigned long long)k->saved, (unsigned long long)k->r->flops, k->ideal_ns,
-                 k->compute ? "arithmetic" : "memory", k->all_threads ? "all" : "one");
+    tj_sb_printf(
+        sb,
+        "],\"bytes_read\":%llu,\"bytes_written\":%llu,\"bytes_saved\":%llu,\"bytes_packed\":%llu,\"flops\":%llu,"
+        "\"ideal_ns\":%.1f,"
+        "\"limit\":\"%s\",\"threads\":\"%s\",\"measured\":",
+        (unsigned long long)k->r->bytes_read, (unsigned long long)k->r->bytes_written, (unsigned long long)k->saved,
+        (unsigned long long)k->r->packed, (unsigned long long)k->r->flops, k->ideal_ns,
+        k->compute ? "arithmetic" : "memory", k->all_threads ? "all" : "one");
     if (k->r->runs)
         tj_sb_printf(
             sb, "{\"runs\":%llu,\"best_ns\":%llu,\"best_moved\":%llu,\"mean_ns\":%.1f,\"share_of_ceiling\":%.4f}}",

@@ -268,15 +268,42 @@ void tj_box_give(struct tj_box *b) {
     tj_region_drop(r);
 }
 
+// An idle run object in the caller's hands, given back by tj_box_give; NULL: it's in use, or there is none.
+static struct tj_box *take_idle(struct trace_region *r, uint32_t slot) {
+    struct tj_box *b = atomic_load_explicit(&r->slots[slot], memory_order_acquire);
+    int idle = TJ_BOX_IDLE;
+    if (!b || !atomic_compare_exchange_strong(&b->state, &idle, TJ_BOX_ACTIVE))
+        return NULL;
+    atomic_store_explicit(&b->process, tj_process(), memory_order_relaxed);
+    b->run.process = tj_process();
+    return b;
+}
+
 void tj_region_trim(struct trace_region *r) {
     for (uint32_t i = 0; i < TJ_SLOTS; i++) {
-        struct tj_box *b = atomic_load_explicit(&r->slots[i], memory_order_acquire);
-        int idle = TJ_BOX_IDLE;
-        if (!b || !atomic_compare_exchange_strong(&b->state, &idle, TJ_BOX_ACTIVE))
+        struct tj_box *b = take_idle(r, i);
+        if (!b)
             continue;
-        atomic_store_explicit(&b->process, tj_process(), memory_order_relaxed);
-        b->run.process = tj_process();
         box_clear(b);
+        tj_box_give(b);
+    }
+}
+
+void tj_region_forget(struct trace_region *r, const struct tj_entry *e) {
+    if (r->opt.mode == TRACE_MODE_REPLAY)
+        tj_replay_forget(r, e);
+    for (uint32_t i = 0; i < TJ_SLOTS; i++) {
+        struct tj_box *b = take_idle(r, i);
+        if (!b)
+            continue;
+        for (size_t k = 0; k < TJ_HINTS + TJ_PREDICT; k++) {
+            struct tj_entry **hint = k < TJ_HINTS ? &b->hints[k] : &b->predict[k - TJ_HINTS];
+            if (*hint != e)
+                continue;
+            tj_entry_put(*hint);
+            *hint = NULL;
+        }
+        tj_replay_box_forget(b, e);
         tj_box_give(b);
     }
 }

@@ -9,6 +9,7 @@
 #define TJ_PREDICT 8        // plans a run object remembers by the number of the segment in the run
 #define TJ_REPLAYS 4        // recordings a run object replays without looking them up
 #define TJ_REASONS 32       // recompiles a region keeps for reports
+#define TJ_SITES 1024       // places of breaks that a region tells apart
 #define TJ_CREDIT_MAX 255   // hits that count for a plan's survival
 #define TJ_PROFILE_ROWS 256 // combinations of input shapes that a region counts
 
@@ -92,7 +93,7 @@ struct tj_break_site { // one line of the break report
     uint64_t key;
     bool lint;
     _Atomic uint64_t count, ns;
-    struct tj_break_site *next, *next_alike; // all, youngest first; of its bucket
+    struct tj_break_site *next, *chain; // of the region, the latest first; of its bucket
 };
 struct tj_reason {      // one line of the recompile report
     char *text, *where; // owned
@@ -113,9 +114,9 @@ struct tj_cache {
     uint32_t process;           // in which ring and buckets were changed last
     struct tj_learned **records;
     uint32_t nrecords;
-    _Atomic uint64_t code; // bytes of code of the plans here
-    struct tj_break_site *sites, **sitetab;
-    uint32_t nsites, nsitetab; // buckets: a power of two, or none yet
+    _Atomic uint64_t code;                           // bytes of code of the plans here
+    struct tj_break_site *sites, **sitetab, *others; // sitetab: NULL until there is one; others: beyond TJ_SITES
+    uint32_t nsites;
     struct tj_reason reasons[TJ_REASONS];
     uint64_t nreasons;
 };
@@ -313,6 +314,8 @@ void tj_region_drop(struct trace_region *r); // one reference
 bool tj_region_retain_live(struct trace_region *r);
 // Frees what run objects hold that are idle: their arrays, recordings in hand, hints of plans.
 void tj_region_trim(struct trace_region *r);
+// A plan was dropped: idle run objects and recordings let go of it, so that its code and memory go, too.
+void tj_region_forget(struct trace_region *r, const struct tj_entry *e);
 // A run object for this thread, reset and with a new generation; NULL on failure. give: back to the region.
 struct tj_box *tj_box_take(struct trace_region *r);
 void tj_box_give(struct tj_box *box);
@@ -453,7 +456,9 @@ tj_status tj_replay_end(struct tj_box *b, trace_tensor **out, size_t n, struct t
 void tj_replay_drop(struct tj_box *b); // lets go of what the open replay holds
 // Of a run that is noted, before it runs: where its outputs come from. outmap: computed output or UINT32_MAX.
 void tj_replay_outs(struct tj_box *b, trace_tensor *const *out, size_t n, const uint32_t *outmap);
-void tj_replay_note(struct tj_box *b);      // after it: compares with the runs before
+void tj_replay_note(struct tj_box *b);                                   // after it: compares with the runs before
+void tj_replay_forget(struct trace_region *r, const struct tj_entry *e); // of a plan that was dropped
+void tj_replay_box_forget(struct tj_box *b, const struct tj_entry *e);
 void tj_replay_box_clear(struct tj_box *b); // what an idle run object holds for its next replays
 void tj_replay_box_free(struct tj_box *b);
 void tj_replay_region_free(struct trace_region *r);

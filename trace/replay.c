@@ -334,6 +334,35 @@ static void replay_free(struct tj_replay *p) {
     tj_free(p);
 }
 
+void tj_replay_forget(struct trace_region *r, const struct tj_entry *e) {
+    struct tj_recordings *t = &r->recordings;
+    struct tj_recording *gone = NULL;
+    tj_lock(&r->cache.lock);
+    for (struct tj_recording *rec = table(r) ? t->oldest : NULL, *newer; rec; rec = newer) {
+        newer = rec->newer;
+        if (rec->entry != e)
+            continue;
+        unlist(t, rec);
+        rec->chain = gone;
+        gone = rec;
+    }
+    tj_unlock(&r->cache.lock);
+    while (gone) {
+        struct tj_recording *next = gone->chain;
+        recording_put(gone);
+        gone = next;
+    }
+}
+
+void tj_replay_box_forget(struct tj_box *b, const struct tj_entry *e) {
+    for (size_t i = 0; i < TJ_REPLAYS; i++) {
+        if (!b->replays[i] || b->replays[i]->rec->entry != e)
+            continue;
+        replay_free(b->replays[i]);
+        b->replays[i] = NULL;
+    }
+}
+
 void tj_replay_box_clear(struct tj_box *b) {
     for (size_t i = 0; i < TJ_REPLAYS; i++) {
         replay_free(b->replays[i]);
