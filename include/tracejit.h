@@ -244,6 +244,10 @@ typedef struct trace_stats {
     uint64_t packed_dropped; /* copies that made room for others of the same tensor */
     uint64_t packed_refused; /* operands that were used as they lie, as there was no room for a copy */
     uint64_t bytes_trimmed;  /* given back by trace_context_trim */
+    uint64_t plans;          /* plans kept now */
+    uint64_t recordings;     /* recordings of replay mode kept now */
+    uint64_t break_records;  /* what is known of the ops before graph breaks: records kept now */
+    uint64_t break_places;   /* places of graph breaks and unused conditions told apart */
 } trace_stats;
 
 typedef struct trace_tensor_desc {

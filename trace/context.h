@@ -13,7 +13,8 @@
     X(errors) X(nested) X(launches) X(interpreted_ops) X(eager_ops) X(ops_recorded) X(record_ns) X(schedule_ns) \
     X(emit_ns) X(codegen_ns) X(run_ns) X(worst_run_ns) X(bytes_live) X(bytes_moved) X(bytes_code) X(bytes_packed) \
     X(fused_away) X(padding_bytes) X(checks) X(check_failures) X(bucket_bytes) \
-    X(bytes_kept) X(bytes_idle) X(packed_copies) X(packed_dropped) X(packed_refused) X(bytes_trimmed)
+    X(bytes_kept) X(bytes_idle) X(packed_copies) X(packed_dropped) X(packed_refused) X(bytes_trimmed) \
+    X(plans) X(recordings) X(break_records) X(break_places)
 // clang-format on
 struct tj_counters {
 #define X(f) _Atomic uint64_t f;

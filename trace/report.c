@@ -194,9 +194,14 @@ static void label(struct tj_strbuf *sb, const char *s) {
 }
 
 static bool is_gauge(const char *name) {
-    return !strcmp(name, "bytes_kept") || !strcmp(name, "bytes_idle") || !strcmp(name, "packed_copies") ||
-           !strcmp(name, "bytes_live") || !strcmp(name, "bytes_code") || !strcmp(name, "bytes_packed") ||
-           !strcmp(name, "worst_run_ns");
+    static const char *const gauges[] = {"bytes_live",    "bytes_kept",   "bytes_idle",    "bytes_code",
+                                         "bytes_packed",  "plans",        "packed_copies", "recordings",
+                                         "break_records", "break_places", "worst_run_ns"};
+    for (size_t i = 0; i < TJ_COUNT(gauges); i++) {
+        if (!strcmp(name, gauges[i]))
+            return true;
+    }
+    return false;
 }
 
 static void prometheus(struct tj_strbuf *sb, trace_context *ctx) {

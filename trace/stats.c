@@ -19,6 +19,17 @@ void tj_stats_sum(struct trace_region *r, struct tj_counters *sum) {
     }
 }
 
+// What the region keeps now.
+static void add_kept(struct trace_region *r, struct tj_counters *sum) {
+    struct tj_cache *c = &r->cache;
+    tj_lock(&c->lock);
+    (void)TJ_COUNT_UP(sum, plans, c->n);
+    (void)TJ_COUNT_UP(sum, recordings, r->recordings.n);
+    (void)TJ_COUNT_UP(sum, break_records, c->nrecords);
+    (void)TJ_COUNT_UP(sum, break_places, c->nsites);
+    tj_unlock(&c->lock);
+}
+
 // From a pair of readings far apart, so that it needs no calibration at start.
 static uint64_t ticks_to_ns(const struct trace_region *r, uint64_t ticks) {
     uint64_t dt = tj_ticks() - r->born_ticks, dn = tj_now_ns() - r->born_ns;
@@ -50,6 +61,7 @@ void tj_region_stats_locked(struct trace_region *r, trace_stats *stats) {
     struct tj_counters sum;
     memset(&sum, 0, sizeof sum);
     tj_stats_sum(r, &sum);
+    add_kept(r, &sum);
     atomic_store_explicit(&sum.bytes_code, atomic_load(&r->cache.code), memory_order_relaxed);
     fill(r, &sum, stats);
 }
@@ -61,9 +73,11 @@ void tj_context_stats_locked(trace_context *ctx, trace_stats *stats) {
     uint64_t code = atomic_load(&ctx->eager->cache.code);
     for (struct trace_region *r = ctx->regions; r; r = r->next) {
         tj_stats_sum(r, &sum);
+        add_kept(r, &sum);
         code += atomic_load(&r->cache.code);
     }
     tj_stats_sum(ctx->eager, &sum);
+    add_kept(ctx->eager, &sum);
     atomic_store_explicit(&sum.bytes_code, code, memory_order_relaxed);
     atomic_store_explicit(&sum.bytes_kept, tj_buffers_kept(ctx), memory_order_relaxed);
     atomic_store_explicit(&sum.bytes_idle, tj_idle_bytes(ctx), memory_order_relaxed);
