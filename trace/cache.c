@@ -11,7 +11,7 @@
 #include "reason.h"
 #include "timeline.h"
 
-#define LIKELY 256          // plans compared with a new one for the reason of its making
+#define LIKELY 256 // plans compared with a new one for the reason of its making
 #define SITE_BUCKETS 512
 #define RECORDS_A_GRAPH 4   // learned records kept a plan allowed
 #define ATTEMPTS 3          // times a signature is tried whose maker failed for want of memory
@@ -131,7 +131,6 @@ void tj_cache_free(struct tj_cache *c) {
     tj_free(c->buckets);
     tj_free(c->families);
     tj_free(c->records);
-    tj_free(c->sitetab);
 }
 
 // ---- signatures -----------------------------------------------------------------------------------------------------
