@@ -321,7 +321,7 @@ static uint32_t written_leaf(const struct tj_trace *s, tj_ref w) {
 }
 
 // Flags and groups of the leaves as this segment uses them.
-static void key_leaves(struct tj_box *b, const tj_ref *writes, uint32_t nwrites) {
+static bool key_leaves(struct tj_box *b, const tj_ref *writes, uint32_t nwrites) {
     struct tj_trace *s = &b->sub;
     for (uint32_t i = 0; i < nwrites; i++) {
         uint32_t l = written_leaf(s, b->map[writes[i]]);
@@ -329,22 +329,23 @@ static void key_leaves(struct tj_box *b, const tj_ref *writes, uint32_t nwrites)
             s->leafkeys[l].flags |= TJ_LEAF_WRITTEN;
     }
     // A group counts if one of its leaves is written here; groups are numbered as they come.
-    uint16_t next = 1;
+    uint32_t groups = b->run.rec ? b->run.rec->groups : 0, next = 0;
+    if (!groups)
+        return true;
+    if (!tj_grow((void **)&b->groups, &b->capgroups, groups + 1, sizeof *b->groups))
+        return false;
+    memset(b->groups, 0, (groups + 1) * sizeof *b->groups);
     for (uint32_t i = 0; i < s->nleaves; i++) {
-        uint16_t g = s->leafkeys[i].group;
-        if (!g || g & 0x8000)
-            continue;
-        bool written = false;
-        for (uint32_t k = i; k < s->nleaves; k++)
-            written |= s->leafkeys[k].group == g && s->leafkeys[k].flags & TJ_LEAF_WRITTEN;
-        uint16_t name = written ? (uint16_t)(0x8000 | next++) : 0;
-        for (uint32_t k = i; k < s->nleaves; k++) {
-            if (s->leafkeys[k].group == g)
-                s->leafkeys[k].group = name;
-        }
+        if (s->leafkeys[i].group && s->leafkeys[i].flags & TJ_LEAF_WRITTEN)
+            b->groups[s->leafkeys[i].group] = UINT32_MAX;
     }
-    for (uint32_t i = 0; i < s->nleaves; i++)
-        s->leafkeys[i].group &= 0x7FFF;
+    for (uint32_t i = 0; i < s->nleaves; i++) {
+        uint32_t *name = &b->groups[s->leafkeys[i].group];
+        if (*name == UINT32_MAX)
+            *name = ++next;
+        s->leafkeys[i].group = *name;
+    }
+    return true;
 }
 
 // Copies the nodes of box->need to box->sub.
@@ -356,8 +357,7 @@ static bool extract(struct tj_box *b, const tj_ref *writes, uint32_t nwrites) {
         if (b->map[i] == TJ_NIL)
             return false;
     }
-    key_leaves(b, writes, nwrites);
-    return true;
+    return key_leaves(b, writes, nwrites);
 }
 
 static bool map_refs(struct tj_box *b, tj_ref **dst, uint32_t *cap, const tj_ref *src, uint32_t n) {
@@ -606,38 +606,39 @@ static enum answer lives(struct tj_box *b, tj_ref i) {
 
 // Whether the memory of leaf `root` is overwritten (MARK_GONE): by one of the pending writes, or by the host, which is
 // about to write `about`. groups: bits of the groups that pending writes reach.
-static uint16_t overwritten(struct tj_box *b, tj_ref root, const uint64_t *groups, const struct trace_tensor *about) {
+static uint16_t overwritten(struct tj_box *b, tj_ref root, const struct trace_tensor *about) {
     const struct tj_trace *t = &b->run.trace;
     uint16_t *m = &b->mark[root];
     if (*m & MARK_ASKED)
         return *m;
     const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
-    uint16_t group = t->leafkeys[a->index].group;
+    uint32_t group = t->leafkeys[a->index].group;
     const struct trace_tensor *x = t->leaves[a->index].tensor;
     *m |= MARK_ASKED;
     if (about && (x->st == about->st || tj_tensors_overlap(x, about)))
         *m |= MARK_GONE | MARK_BY_HOST;
-    if (group && groups[group / 64] >> group % 64 & 1)
+    if (group && b->groups[group])
         *m |= MARK_GONE;
     return *m;
 }
 
 // What was made from memory that is overwritten; the final contents that the writes leave there excepted.
-static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites, const struct trace_tensor *about) {
+static bool mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites, const struct trace_tensor *about) {
     const struct tj_run *run = &b->run;
     const struct tj_trace *t = &run->trace;
-    uint64_t groups[UINT16_MAX / 64 + 1];
-    memset(groups, 0, sizeof groups);
+    uint32_t groups = run->rec ? run->rec->groups : 0;
+    if (!tj_grow((void **)&b->groups, &b->capgroups, groups + 1, sizeof *b->groups))
+        return false;
+    memset(b->groups, 0, (groups + 1) * sizeof *b->groups);
     for (uint32_t i = 0; i < nwrites; i++) {
         tj_ref root = tj_value_root(run, writes[i]);
         const struct tj_attr_leaf *a = tj_node_attr(t, &t->nodes[root]);
-        uint16_t group = t->leafkeys[a->index].group;
         b->mark[root] |= MARK_GONE;
-        groups[group / 64] |= (uint64_t)1 << group % 64;
+        b->groups[t->leafkeys[a->index].group] = 1;
     }
     for (tj_ref i = 0; i < b->nmark; i++) {
         tj_ref root = tj_value_root(run, i);
-        uint16_t gone = t->nodes[root].op == TJ_OP_LEAF ? overwritten(b, root, groups, about) : 0;
+        uint16_t gone = t->nodes[root].op == TJ_OP_LEAF ? overwritten(b, root, about) : 0;
         if (gone & MARK_GONE) {
             if (gone & MARK_BY_HOST || !(b->mark[i] & MARK_WRITE))
                 b->mark[i] |= MARK_TAINT | MARK_RAW;
@@ -650,6 +651,7 @@ static void mark_taint(struct tj_box *b, const tj_ref *writes, uint32_t nwrites,
             m |= b->mark[in[k]];
         b->mark[i] |= m & (run->values[i].state == TJ_V_STORED ? MARK_RAW : MARK_TAINT | MARK_RAW);
     }
+    return true;
 }
 
 // A value that is only safe from the writes because an earlier break stored it, while everything was stored, counts as
@@ -706,7 +708,8 @@ static bool add_musts(struct tj_box *b, struct flush *f) {
         return true;
     f->all = true;
     mark_host(b);
-    mark_taint(b, b->writes, f->nwrites, f->about);
+    if (!mark_taint(b, b->writes, f->nwrites, f->about))
+        return false;
     use_saved(b);
     for (tj_ref i = 0; i < b->nmark; i++) {
         if ((b->mark[i] & (MARK_HOST | MARK_TAINT)) == (MARK_HOST | MARK_TAINT) && storable(b, i) &&

@@ -79,6 +79,7 @@ struct tj_value {
     bool packed : 1;  // its strides are known to be row-major (recorder)
     bool alias : 1;   // a COPY that only gives a repeated op a handle of its own (recorder)
     bool looped : 1;  // changed with the turns of a loop that is over
+    bool listed : 1;  // leaf that is among the run's written ones (recorder)
     bool rebased : 1; // leaf whose memory is part of another leaf's: latest is its view of that one (recorder)
     uint32_t count;   // host references
     struct trace_tensor *tensor; // STORED: holds a reference

@@ -123,10 +123,11 @@ struct tj_leaf_key {
     tj_layout layout;
     uint32_t shape; // as tj_node.shape
     uint16_t flags; // TJ_LEAF_*
-    uint16_t group; // leaves that may share memory, one of them written, have equal nonzero groups
+    uint16_t none;  // 0
+    uint32_t group; // leaves that may share memory, one of them written, have equal nonzero groups
     uint32_t input; // index among the declared inputs + 1, or 0: captured
 };
-_Static_assert(sizeof(struct tj_leaf_key) == 16, "keyed as bytes");
+_Static_assert(sizeof(struct tj_leaf_key) == 20, "keyed as bytes");
 enum {
     TJ_LEAF_WRITTEN = 1,  // the trace writes its memory
     TJ_LEAF_VOLATILE = 2, // borrowed memory the host may change between runs: never prepacked

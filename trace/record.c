@@ -20,7 +20,8 @@ void tj_run_reset(struct tj_run *run) {
     run->fresh_from = 0;
     if (run->rec) {
         run->rec->ninterned = run->rec->nleafslots = run->rec->nviews = 0;
-        run->rec->groups = 0;
+        run->rec->groups = run->rec->nwritten = 0;
+        tj_leaves_forget(run->rec);
         run->rec->scalar_known = false;
     }
 }
@@ -65,6 +66,10 @@ void tj_run_free(struct tj_run *run) {
         tj_free(rec->leafnodes);
         tj_free(rec->chain);
         tj_free(rec->places);
+        tj_free(rec->groupof);
+        tj_free(rec->written);
+        tj_free(rec->joined);
+        tj_leaves_free(rec);
         tj_free(rec);
         run->rec = NULL;
     }
@@ -87,7 +92,6 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
                     v->latest = k;
                 }
             }
-            key->group = 0;
         }
         while (v->latest >= nnodes) {
             const struct tj_node *n = &run->trace.nodes[v->latest];
@@ -97,6 +101,10 @@ void tj_run_rollback(struct tj_run *run, uint32_t nnodes) {
         if (leaf && v->latest == i) { // so that the next write looks for overlaps again
             key->flags &= (uint16_t)~TJ_LEAF_WRITTEN;
         }
+    }
+    if (run->rec) {
+        tj_leaves_forget(run->rec);
+        tj_leaves_regroup(run);
     }
     if (moved) {
         tj_run_moved_again(run, nnodes);

@@ -28,7 +28,15 @@ struct tj_record {
     struct tj_known_place *places; // of views (record_mem.c), or NULL
     uint32_t scalar_shape;         // the 0-d shape in the trace, once known
     bool scalar_known;
-    uint16_t groups; // groups of overlapping leaves made so far
+    uint32_t groups;             // groups of overlapping leaves made so far
+    struct tj_member *groupof;   // one a leaf
+    struct tj_leaf_index *index; // by memory (trace/record_find.c); NULL: never asked for
+    tj_ref *written;             // leaves that were written, and may have content that hasn't run
+    uint32_t *joined;            // scratch: leaves that become views of one
+    uint32_t capgroupof, capwritten, nwritten, capjoined;
+};
+struct tj_member { // leaves + 1; 0: none
+    uint32_t first, next; // first of the leaves that are views of this one; next view of the same
 };
 
 // What an op is recorded with. r is NULL when it can't be: the op returns NULL.
@@ -159,8 +167,26 @@ bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v);
 bool tj_rec_writable(struct tj_rec *q, tj_ref target);
 // The 1-d memory behind leaf root `leaf`, as a leaf that the old one becomes a view of. TJ_NIL: failed.
 tj_ref tj_leaf_base(struct tj_rec *q, tj_ref leaf);
-// trace_write while run is open on this thread: uses of st by it, and what follows the change.
-uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool *written);
+// trace/record_find.c: leaves by memory. Those of which a byte may be t's, in the order of their addresses, until visit
+// returns false; false: out of memory. Bases stand for the leaves that are views of them.
+typedef bool tj_leaf_visit(void *user, uint32_t leaf);
+bool tj_leaves_over(struct tj_run *run, const struct trace_tensor *t, tj_leaf_visit *visit, void *user);
+void tj_leaves_remove(struct tj_run *run, uint32_t leaf); // is a view of a base now
+void tj_leaves_restore(struct tj_run *run, uint32_t leaf);
+// All leaves of a storage: the first one + 1, the next; 0: none.
+bool tj_leaves_of(struct tj_run *run, const struct tj_storage *st, uint32_t *first);
+uint32_t tj_leaves_next(const struct tj_run *run, uint32_t at);
+void tj_leaves_forget(struct tj_record *rec); // what is known may be wrong
+void tj_leaves_regroup(struct tj_run *run);   // after a rollback: members of bases that are left
+void tj_leaves_free(struct tj_record *rec);
+// trace_write of t, over st, while run is open on this thread: what uses its memory, and what follows the change. False:
+// out of memory.
+struct tj_uses {
+    uint32_t n;   // leaves over st
+    bool written; // one of them is written
+    bool others;  // leaves over other storages share memory with t
+};
+bool tj_run_uses(struct tj_run *run, const struct trace_tensor *t, struct tj_storage *st, struct tj_uses *u);
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old);
 // After a rollback to nnodes nodes: what trace_write gave tensors of earlier leaves isn't undone, they are captured
 // again. Out of memory: the run has failed.

@@ -44,6 +44,7 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
     }
     ok = ok && (rec->snaps[i] || (rec->snaps[i] = tj_malloc(sizeof **rec->snaps))) &&
          tj_grow((void **)&rec->leafnodes, &rec->capleafnodes, i + 1, sizeof *rec->leafnodes) &&
+         tj_grow((void **)&rec->groupof, &rec->capgroupof, i + 1, sizeof *rec->groupof) &&
          tj_grow((void **)&t->leafkeys, &t->capleafkeys, i + 1, sizeof *t->leafkeys) &&
          tj_grow((void **)&t->leaves, &t->capleaves, i + 1, sizeof *t->leaves);
     struct tj_attr_leaf attr = {i};
@@ -85,6 +86,7 @@ static tj_ref leaf_new(struct tj_run *run, const struct trace_tensor *like, stru
     t->leafkeys[i].input = input;
     t->nleaves = rec->nsnaps = i + 1;
     rec->leafnodes[i] = n;
+    rec->groupof[i] = (struct tj_member){0, 0};
     run->values[n].packed = like->layout == 0;
     run->compile_only |= (st->flags & TJ_ST_PLACEHOLDER) != 0;
     return n;
@@ -97,7 +99,8 @@ static struct trace_tensor *leaf_tensor(const struct tj_run *run, tj_ref n) {
     return run->trace.leaves[leaf_index(run, n)].tensor;
 }
 
-static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const char *op, struct tj_loc loc);
+static bool meet_written(struct tj_run *run, uint32_t leaf, struct tj_loc loc);
+static bool set_content(struct tj_run *run, tj_ref root, tj_ref v, tj_ref view, struct tj_loc loc);
 
 tj_ref tj_leaf_known(const struct tj_run *run, const trace_tensor *t) {
     const struct tj_record *rec = run->rec;
@@ -153,6 +156,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
         return TJ_NIL;
     }
     tj_reader_enter(st);
+    uint32_t i = run->trace.nleaves;
     tj_ref n = leaf_new(run, t, st, t, input, TJ_LOC(NULL, 0));
     if (n == TJ_NIL) {
         return TJ_NIL;
@@ -162,16 +166,7 @@ tj_ref tj_leaf_of(struct tj_run *run, struct trace_tensor *t, uint32_t input) {
     }
     *s = (struct tj_leaf_slot){t, stamp, n};
     // Memory that the run has written may be this leaf's too.
-    struct trace_tensor *snap = leaf_tensor(run, n);
-    for (uint32_t i = 0; run->written && i < run->trace.nleaves; i++) {
-        tj_ref m = rec->leafnodes[i];
-        if (m != n && !run->values[m].rebased && run->values[m].state != TJ_V_DEAD &&
-            (run->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN) && tj_tensors_overlap(snap, run->trace.leaves[i].tensor) &&
-            join(run, m, n, false, tj_call_of(loc, "leaf"), loc) == TJ_NIL) {
-            return TJ_NIL;
-        }
-    }
-    return n;
+    return !run->written || meet_written(run, i, loc) ? n : TJ_NIL;
 }
 
 // ---- places -----------------------------------------------------------------------------------------
@@ -371,30 +366,41 @@ tj_ref tj_value_current(struct tj_run *run, tj_ref n) {
 }
 
 // ---- leaves that share memory -------------------------------------------------------------------------
+// Leaves that have a byte in common, one of them written, become views of one 1-d leaf, their base. It reaches from the
+// first to the last of their bytes; leaves of the same dtype in between join them, others stay by themselves as long as
+// they are apart from each member.
 
-struct range {
-    uintptr_t lo, hi; // bytes; of placeholders: from their storage's start
-};
-
-static struct range range_of(const struct trace_tensor *t) {
-    uintptr_t lo = (uintptr_t)t->st->data + (uintptr_t)t->offset * tj_elem_bytes((tj_dtype)t->dtype);
-    int64_t n = t->numel ? 1 : 0;
-    for (size_t i = 0; n && i < t->rank; i++) {
-        n += (t->dims[i] - 1) * t->strides[i];
-    }
-    return (struct range){lo, lo + (uintptr_t)n * tj_elem_bytes((tj_dtype)t->dtype)};
+static const struct trace_tensor *tensor_at(const struct tj_run *run, uint32_t leaf) {
+    return run->trace.leaves[leaf].tensor;
 }
 
-static bool touches(const struct trace_tensor *t, struct range r, const struct tj_storage *st) {
-    if (!t->numel || !t->st->data != !st->data || (!st->data && t->st != st)) {
-        return false;
+// Whether leaf i can be a view of the base of elements like x.
+static bool fits(const struct tj_run *run, uint32_t i, const struct trace_tensor *x) {
+    const struct trace_tensor *t = tensor_at(run, i);
+    return t->dtype == x->dtype &&
+           (tj_tensor_span(t).lo - tj_tensor_span(x).lo) % tj_elem_bytes((tj_dtype)x->dtype) == 0;
+}
+
+static bool one_memory(const struct trace_tensor *a, const struct trace_tensor *b) { // else addresses mean nothing
+    return a->st == b->st || (a->st->data && b->st->data);
+}
+
+// Whether leaf i, which may be a base, has a byte in common with t: through its members.
+static bool shares(const struct tj_run *run, uint32_t i, const struct trace_tensor *t) {
+    const struct tj_record *rec = run->rec;
+    bool base = false;
+    for (uint32_t m = rec->groupof[i].first; m; m = rec->groupof[m - 1].next) {
+        base = true;
+        if (shares(run, m - 1, t)) {
+            return true;
+        }
     }
-    struct range x = range_of(t);
-    return x.lo < r.hi && r.lo < x.hi;
+    // A base that was captured itself is a member, too.
+    return (!base || run->trace.leaves[i].source) && tj_tensors_overlap(tensor_at(run, i), t);
 }
 
 // A storage over borrowed memory that several wrapped tensors cover; their leaves keep it alive.
-static struct tj_storage *cover(struct tj_run *run, const struct tj_storage *like, struct range r) {
+static struct tj_storage *cover(struct tj_run *run, const struct tj_storage *like, struct tj_span r) {
     struct tj_storage *st = tj_storage_borrow(run->ctx, like->flags & ~(uint32_t)(TJ_ST_OWNED | TJ_ST_READONLY));
     if (st) {
         st->data = (unsigned char *)r.lo;
@@ -403,143 +409,273 @@ static struct tj_storage *cover(struct tj_run *run, const struct tj_storage *lik
     return st;
 }
 
-// Expresses the overlapping leaves a and b (and all that touch the memory between their ends) as views of one 1-d leaf.
-// whole: over the whole storage of a (b is a). Gives the base.
-static tj_ref join(struct tj_run *run, tj_ref a, tj_ref b, bool whole, const char *op, struct tj_loc loc) {
-    struct tj_record *rec = run->rec;
-    struct tj_trace *t = &run->trace;
-    const struct trace_tensor *ta = leaf_tensor(run, a);
-    struct range r = range_of(ta), rb = range_of(leaf_tensor(run, b));
-    tj_dtype d = (tj_dtype)ta->dtype;
-    uintptr_t elem = tj_elem_bytes(d);
-    if (whole) {
-        r = (struct range){(uintptr_t)ta->st->data, (uintptr_t)ta->st->data + ta->st->bytes};
+struct joining {
+    struct tj_run *run;
+    const struct trace_tensor *like; // a member
+    struct tj_span r;                // of the members
+    uint32_t n, odd;                 // rec->joined: members, then leaves that can't be
+    bool one_storage, rest, failed;  // rest: those that can't be are looked for
+};
+
+static bool take_member(void *user, uint32_t i) {
+    struct joining *j = user;
+    struct tj_record *rec = j->run->rec;
+    const struct trace_tensor *t = tensor_at(j->run, i);
+    bool fit = fits(j->run, i, j->like);
+    if (!one_memory(t, j->like) || fit == j->rest) {
+        return true;
     }
-    r.lo = rb.lo < r.lo ? rb.lo : r.lo;
-    r.hi = rb.hi > r.hi ? rb.hi : r.hi;
-    bool one_storage = true, grew = true;
-    while (grew) { // leaves captured in between may reach further
-        grew = false;
-        for (uint32_t i = 0; i < t->nleaves; i++) {
-            const struct trace_tensor *m = t->leaves[i].tensor;
-            const struct tj_value *v = &run->values[rec->leafnodes[i]];
-            if (v->rebased || v->state == TJ_V_DEAD || !touches(m, r, ta->st)) {
+    if (!tj_grow((void **)&rec->joined, &rec->capjoined, j->n + j->odd + 1, sizeof *rec->joined)) {
+        j->failed = true;
+        return false;
+    }
+    rec->joined[j->n + j->odd] = i;
+    if (!fit) {
+        j->odd++;
+        return true;
+    }
+    j->n++;
+    j->one_storage = j->one_storage && t->st == j->like->st;
+    return true;
+}
+
+// Finds what lies between the ends of r, which grow with it. Members leave the index; the rest comes behind them.
+static bool take_members(struct joining *j) {
+    struct tj_record *rec = j->run->rec;
+    for (uint32_t had = 0;; had = j->n) {
+        struct trace_tensor hull = *j->like; // bytes from end to end
+        hull.dtype = TRACE_U8;
+        hull.rank = 1;
+        hull.dims[0] = hull.numel = (int64_t)(j->r.hi - j->r.lo);
+        hull.strides[0] = 1;
+        hull.offset = (int64_t)(j->r.lo - (uintptr_t)hull.st->data);
+        if (!tj_leaves_over(j->run, &hull, take_member, j) || j->failed) {
+            return false;
+        }
+        for (uint32_t k = had; k < j->n; k++) {
+            struct tj_span x = tj_tensor_span(tensor_at(j->run, rec->joined[k]));
+            tj_leaves_remove(j->run, rec->joined[k]);
+            j->r.lo = x.lo < j->r.lo ? x.lo : j->r.lo;
+            j->r.hi = x.hi > j->r.hi ? x.hi : j->r.hi;
+        }
+        if (j->rest) {
+            return true;
+        }
+        j->rest = j->n == had;
+    }
+}
+
+// Leaves that can't be views of the base have to be apart from its members.
+static bool apart_from_odd(const struct joining *j, const char *op, struct tj_loc loc) {
+    const struct tj_run *run = j->run;
+    for (uint32_t k = j->n; k < j->n + j->odd; k++) {
+        const struct trace_tensor *odd = tensor_at(run, run->rec->joined[k]);
+        for (uint32_t m = 0; m < j->n; m++) {
+            if (!shares(run, run->rec->joined[m], odd)) {
                 continue;
             }
-            struct range x = range_of(m);
-            grew |= x.lo < r.lo || x.hi > r.hi;
-            r.lo = x.lo < r.lo ? x.lo : r.lo;
-            r.hi = x.hi > r.hi ? x.hi : r.hi;
-            one_storage &= m->st == ta->st;
-            if (m->dtype != d || (x.lo - r.lo) % elem) {
-                tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
-                           "memory that the region writes is also used as %s and %s%s; "
-                           "copy one of them first",
-                           tj_dtypes[d].name, tj_dtypes[m->dtype].name,
-                           m->dtype == d ? ", shifted by part of an element" : "");
-                return TJ_NIL;
-            }
+            bool sure = tj_tensors_share(tensor_at(run, run->rec->joined[m]), odd) == TJ_SHARED;
+            tj_op_fail(TRACE_ERR_ARGUMENT, op, loc,
+                       "memory that the region writes is also used as %s and %s%s%s; copy one of them first",
+                       tj_dtypes[j->like->dtype].name, tj_dtypes[odd->dtype].name,
+                       odd->dtype == j->like->dtype ? ", shifted by part of an element" : "",
+                       sure ? "" : ", or too tangled to tell that it isn't");
+            return false;
         }
     }
-    int64_t elems = (int64_t)((r.hi - r.lo) / elem);
-    // The base: a member that is just that, or a new leaf.
-    tj_ref base = TJ_NIL;
-    uint16_t flags = 0;
-    for (uint32_t i = 0; i < t->nleaves; i++) {
-        const struct trace_tensor *m = t->leaves[i].tensor;
-        const struct tj_value *v = &run->values[rec->leafnodes[i]];
-        if (!v->rebased && v->state != TJ_V_DEAD && touches(m, r, ta->st)) {
-            flags |= t->leafkeys[i].flags & (TJ_LEAF_WRITTEN | TJ_LEAF_VOLATILE);
-            if (base == TJ_NIL && m->rank == 1 && m->layout == 0 && m->numel == elems) {
-                base = rec->leafnodes[i];
-            }
+    return true;
+}
+
+// The base: a member that is just that, or a new leaf.
+static tj_ref base_of(struct joining *j, const char *op, struct tj_loc loc) {
+    struct tj_run *run = j->run;
+    struct tj_record *rec = run->rec;
+    tj_dtype d = (tj_dtype)j->like->dtype;
+    int64_t elems = (int64_t)((j->r.hi - j->r.lo) / tj_elem_bytes(d));
+    for (uint32_t k = 0; k < j->n; k++) {
+        const struct trace_tensor *m = tensor_at(run, rec->joined[k]);
+        if (m->rank == 1 && m->layout == 0 && m->numel == elems) {
+            tj_leaves_restore(run, rec->joined[k]);
+            return rec->leafnodes[rec->joined[k]];
         }
     }
-    if (base == TJ_NIL) {
-        struct tj_storage *st = ta->st;
-        if (one_storage) {
-            (void)atomic_fetch_add_explicit(&st->refs, 1, memory_order_relaxed);
-        } else if (!(st = cover(run, st, r))) {
-            tj_op_fail(TRACE_ERR_MEMORY, op, loc, "out of memory while recording");
-            return TJ_NIL;
-        }
-        tj_reader_enter(st);
-        struct trace_tensor like = {.dtype = (uint8_t)d,
-                                    .rank = 1,
-                                    .numel = elems,
-                                    .offset = (int64_t)((r.lo - (uintptr_t)st->data) / elem),
-                                    .dims = {elems},
-                                    .strides = {1},
-                                    .op = "base"};
-        base = leaf_new(run, &like, st, NULL, 0, TJ_LOC(NULL, 0));
-        if (base == TJ_NIL) {
-            return TJ_NIL;
-        }
+    struct tj_storage *st = j->like->st;
+    if (j->one_storage) {
+        (void)atomic_fetch_add_explicit(&st->refs, 1, memory_order_relaxed);
+    } else if (!(st = cover(run, st, j->r))) {
+        tj_op_fail(TRACE_ERR_MEMORY, op, loc, "out of memory while recording");
+        return TJ_NIL;
     }
-    uint16_t group = ++rec->groups;
-    t->leafkeys[leaf_index(run, base)].flags |= flags;
-    t->leafkeys[leaf_index(run, base)].group = group;
+    tj_reader_enter(st);
+    struct trace_tensor like = {.dtype = (uint8_t)d,
+                                .rank = 1,
+                                .numel = elems,
+                                .offset = (int64_t)((j->r.lo - (uintptr_t)st->data) / tj_elem_bytes(d)),
+                                .dims = {elems},
+                                .strides = {1},
+                                .op = "base"};
+    return leaf_new(run, &like, st, NULL, 0, TJ_LOC(NULL, 0));
+}
+
+static void name_group(struct tj_run *run, uint32_t leaf, uint32_t group) {
+    run->trace.leafkeys[leaf].group = group;
+    for (uint32_t m = run->rec->groupof[leaf].first; m; m = run->rec->groupof[m - 1].next) {
+        name_group(run, m - 1, group);
+    }
+}
+
+// Makes leaf i a view of `base`, whose memory its own is part of.
+static bool attach(struct tj_run *run, tj_ref base, uint32_t i, const char *op, struct tj_loc loc) {
+    struct tj_record *rec = run->rec;
+    struct tj_trace *t = &run->trace;
+    const struct trace_tensor *s = tensor_at(run, i);
+    uint32_t b = leaf_index(run, base);
+    tj_ref m = rec->leafnodes[i];
+    tj_dtype d = (tj_dtype)s->dtype;
     struct tj_rec q = {.r = run, .op = op, .loc = loc};
-    struct range rbase = range_of(leaf_tensor(run, base));
-    uint32_t n = t->nleaves;
-    for (uint32_t i = 0; i < n; i++) {
-        tj_ref m = rec->leafnodes[i];
-        const struct trace_tensor *s = t->leaves[i].tensor;
-        if (m == base || run->values[m].state == TJ_V_DEAD || !touches(s, r, ta->st)) {
-            continue;
-        }
-        t->leafkeys[i].group = group;
-        if (run->values[m].rebased) {
-            continue; // follows through the base it had
-        }
-        struct tj_attr_strides attr = {{0}};
-        memcpy(attr.stride, s->strides, s->rank * sizeof *s->strides);
-        tj_ref in[2] = {base, tj_rec_scalar_i(&q, TRACE_I64, (int64_t)((range_of(s).lo - rbase.lo) / elem))};
-        tj_ref view = tj_rec_op(&q, TJ_OP_AS_STRIDED, d, s->dims, s->rank, in, 2, &attr, sizeof attr, TJ_PART);
-        if (view == TJ_NIL) {
+    struct tj_attr_strides attr = {{0}};
+    for (size_t k = 0; k < s->rank; k++) {
+        attr.stride[k] = s->dims[k] > 1 ? s->strides[k] : 1;
+    }
+    uintptr_t at = (tj_tensor_span(s).lo - tj_tensor_span(tensor_at(run, b)).lo) / tj_elem_bytes(d);
+    tj_ref in[2] = {base, tj_rec_scalar_i(&q, TRACE_I64, (int64_t)at)};
+    tj_ref view = tj_rec_op(&q, TJ_OP_AS_STRIDED, d, s->dims, s->rank, in, 2, &attr, sizeof attr, TJ_PART);
+    if (view == TJ_NIL) {
+        return false;
+    }
+    tj_leaves_remove(run, i);
+    t->leafkeys[b].flags |= t->leafkeys[i].flags & (TJ_LEAF_WRITTEN | TJ_LEAF_VOLATILE);
+    rec->groupof[i].next = rec->groupof[b].first;
+    rec->groupof[b].first = i + 1;
+    name_group(run, i, t->leafkeys[b].group);
+    tj_ref content = run->values[m].latest;
+    run->values[m].rebased = true;
+    run->values[m].latest = view;
+    if (content != m) { // written before: that content is part of the base's now
+        tj_ref now = tj_value_current(run, view);
+        return now != TJ_NIL && set_content(run, base, content, now, loc);
+    }
+    return true;
+}
+
+// Expresses leaf a, leaf b, which shares memory with it, and all that touch the memory between their ends as views of
+// one 1-d leaf. whole: over the whole storage of a (b is a). Gives the base.
+static tj_ref join(struct tj_run *run, uint32_t a, uint32_t b, bool whole, const char *op, struct tj_loc loc) {
+    struct tj_record *rec = run->rec;
+    const struct trace_tensor *ta = tensor_at(run, a);
+    struct joining j = {.run = run, .like = ta, .r = tj_tensor_span(ta), .one_storage = true};
+    struct tj_span rb = tj_tensor_span(tensor_at(run, b));
+    if (!fits(run, b, ta)) { // found again below, and told of
+        rb = j.r;
+    } else if (whole) {
+        rb = (struct tj_span){(uintptr_t)ta->st->data, (uintptr_t)ta->st->data + ta->st->bytes};
+    }
+    j.r.lo = rb.lo < j.r.lo ? rb.lo : j.r.lo;
+    j.r.hi = rb.hi > j.r.hi ? rb.hi : j.r.hi;
+    if (!take_members(&j)) {
+        tj_op_fail(TRACE_ERR_MEMORY, op, loc, "out of memory while recording");
+        return TJ_NIL;
+    }
+    tj_ref base = apart_from_odd(&j, op, loc) ? base_of(&j, op, loc) : TJ_NIL;
+    if (base == TJ_NIL) {
+        return TJ_NIL;
+    }
+    uint32_t at = leaf_index(run, base);
+    if (!run->trace.leafkeys[at].group) {
+        run->trace.leafkeys[at].group = ++rec->groups;
+    }
+    for (uint32_t k = 0; k < j.n; k++) {
+        if (rec->joined[k] != at && !attach(run, base, rec->joined[k], op, loc)) {
             return TJ_NIL;
-        }
-        tj_ref content = run->values[m].latest;
-        run->values[m].rebased = true;
-        run->values[m].latest = view;
-        if (content != m) { // written before: that content is part of the base's now
-            tj_ref at = tj_value_current(run, view), cur = run->values[base].latest;
-            tj_ref up[3] = {cur, content, at};
-            const struct tj_node *bn = &t->nodes[base];
-            tj_ref u =
-                at == TJ_NIL ? TJ_NIL : tj_append_value(run, TJ_OP_UPDATE, d, bn->shape, up, 3, NULL, 0, loc, base);
-            if (u == TJ_NIL) {
-                return TJ_NIL;
-            }
-            run->values[base].latest = u;
         }
     }
     run->written = true; // handles of members resolve to the base from here on
     return base;
 }
 
-tj_ref tj_leaf_base(struct tj_rec *q, tj_ref leaf) { return join(q->r, leaf, leaf, true, q->op, q->loc); }
+tj_ref tj_leaf_base(struct tj_rec *q, tj_ref leaf) {
+    uint32_t i = leaf_index(q->r, leaf);
+    return join(q->r, i, i, true, q->op, q->loc);
+}
+
+// Looks for a leaf that shares memory with leaf `self`.
+struct meeting {
+    const struct tj_run *run;
+    uint32_t self, other;
+    bool written; // only one that the run has written
+    bool found;
+};
+
+static bool meet(void *user, uint32_t i) {
+    struct meeting *m = user;
+    const struct tj_run *run = m->run;
+    const struct trace_tensor *t = tensor_at(run, m->self);
+    if (i == m->self || (m->written && !(run->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN))) {
+        return true;
+    }
+    // What lies in a base and fits is made a view of it, whatever the members are.
+    bool in = run->rec->groupof[i].first && fits(run, i, t) && one_memory(tensor_at(run, i), t);
+    if (in ? !tj_tensors_overlap(tensor_at(run, i), t) : !shares(run, i, t)) {
+        return true;
+    }
+    m->other = i;
+    m->found = true;
+    return false;
+}
+
+// Leaf `self` is new: whether the run has written its memory. False: failed.
+static bool meet_written(struct tj_run *run, uint32_t self, struct tj_loc loc) {
+    struct meeting m = {.run = run, .self = self, .written = true};
+    if (!tj_leaves_over(run, tensor_at(run, self), meet, &m)) {
+        tj_op_fail(TRACE_ERR_MEMORY, "leaf", loc, "out of memory while recording");
+        return false;
+    }
+    if (!m.found) {
+        return true;
+    }
+    struct tj_span x = tj_tensor_span(tensor_at(run, self)), y = tj_tensor_span(tensor_at(run, m.other));
+    if (run->rec->groupof[m.other].first && fits(run, self, tensor_at(run, m.other)) && x.lo >= y.lo && x.hi <= y.hi) {
+        return attach(run, run->rec->leafnodes[m.other], self, "leaf", loc); // all else in there is attached already
+    }
+    return join(run, m.other, self, false, "leaf", loc) != TJ_NIL;
+}
 
 // ---- writes -------------------------------------------------------------------------------------------
+
+// Appends the UPDATE that puts v at `view` into the memory of root.
+static bool set_content(struct tj_run *run, tj_ref root, tj_ref v, tj_ref view, struct tj_loc loc) {
+    const struct tj_node *n = &run->trace.nodes[root];
+    struct tj_record *rec = run->rec;
+    tj_ref in[3] = {run->values[root].latest, v, view};
+    if (n->op == TJ_OP_LEAF && !run->values[root].listed) {
+        if (!tj_grow((void **)&rec->written, &rec->capwritten, rec->nwritten + 1, sizeof *rec->written)) {
+            tj_op_fail(TRACE_ERR_MEMORY, "update", loc, "out of memory while recording");
+            return false;
+        }
+        rec->written[rec->nwritten++] = root;
+        run->values[root].listed = true;
+    }
+    tj_ref u = tj_append_value(run, TJ_OP_UPDATE, (tj_dtype)n->dtype, n->shape, in, 3, NULL, 0, loc, root);
+    if (u != TJ_NIL) {
+        run->values[root].latest = u;
+    }
+    return u != TJ_NIL;
+}
 
 // First write of the run to a leaf: others may read the same memory.
 static bool claim(struct tj_rec *q, tj_ref leaf) {
     struct tj_run *run = q->r;
-    struct tj_leaf_key *keys = run->trace.leafkeys;
-    uint32_t self = leaf_index(run, leaf);
-    if (keys[self].flags & TJ_LEAF_WRITTEN) {
+    struct meeting m = {.run = run, .self = leaf_index(run, leaf)};
+    uint16_t *flags = &run->trace.leafkeys[m.self].flags;
+    if (*flags & TJ_LEAF_WRITTEN) {
         return true;
     }
-    keys[self].flags |= TJ_LEAF_WRITTEN;
-    const struct trace_tensor *s = run->trace.leaves[self].tensor;
-    for (uint32_t i = 0; i < run->trace.nleaves; i++) {
-        tj_ref m = run->rec->leafnodes[i];
-        if (i != self && !run->values[m].rebased && run->values[m].state != TJ_V_DEAD &&
-            tj_tensors_overlap(s, run->trace.leaves[i].tensor)) {
-            return join(run, leaf, m, false, q->op, q->loc) != TJ_NIL;
-        }
+    *flags |= TJ_LEAF_WRITTEN;
+    if (!tj_leaves_over(run, tensor_at(run, m.self), meet, &m)) {
+        (void)tj_rec_oom(q);
+        return false;
     }
-    return true;
+    return !m.found || join(run, m.self, m.other, false, q->op, q->loc) != TJ_NIL;
 }
 
 bool tj_rec_writable(struct tj_rec *q, tj_ref target) {
@@ -611,24 +747,53 @@ bool tj_rec_write(struct tj_rec *q, tj_ref target, tj_ref v) {
         root = tj_value_root(run, target);
         run->trace.leafkeys[leaf_index(run, root)].flags |= TJ_LEAF_WRITTEN;
     }
-    const struct tj_node *n = &run->trace.nodes[root];
-    tj_ref in[3] = {run->values[root].latest, v, target};
-    tj_ref u = tj_append_value(run, TJ_OP_UPDATE, (tj_dtype)n->dtype, n->shape, in, 3, NULL, 0, q->loc, root);
-    if (u == TJ_NIL) {
+    if (!set_content(run, root, v, target, q->loc)) {
         return false;
     }
-    run->values[root].latest = u;
     run->written = true;
     return true;
 }
 
+// Leaves are written in any order, and nearly always in their own.
+static void sort_refs(tj_ref *a, uint32_t n) {
+    for (uint32_t gap = n / 2; gap; gap /= 2) {
+        for (uint32_t i = gap; i < n; i++) {
+            tj_ref v = a[i];
+            uint32_t k = i;
+            for (; k >= gap && a[k - gap] > v; k -= gap) {
+                a[k] = a[k - gap];
+            }
+            a[k] = v;
+        }
+    }
+}
+
 uint32_t tj_run_writes(struct tj_run *run, tj_ref *out, uint32_t cap) {
-    uint32_t k = 0;
-    for (uint32_t i = 0; run->written && i < run->trace.nleaves; i++) {
-        tj_ref n = run->rec->leafnodes[i];
-        const struct tj_value *v = &run->values[n];
-        if (!v->rebased && v->state != TJ_V_DEAD && run->trace.nodes[v->latest].op == TJ_OP_UPDATE &&
-            run->values[v->latest].root == n) {
+    struct tj_record *rec = run->rec;
+    uint32_t n = 0, k = 0;
+    if (!run->written) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < rec->nwritten; i++) {
+        tj_ref r = rec->written[i];
+        struct tj_value *v = &run->values[r];
+        if (v->state == TJ_V_DEAD || run->values[v->latest].state == TJ_V_STORED) { // a break has run it
+            v->listed = false;
+            continue;
+        }
+        rec->written[n++] = r;
+    }
+    rec->nwritten = n;
+    for (uint32_t i = 1; i < n; i++) {
+        if (rec->written[i] < rec->written[i - 1]) {
+            sort_refs(rec->written, n);
+            break;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct tj_value *v = &run->values[rec->written[i]];
+        if (!v->rebased && run->trace.nodes[v->latest].op == TJ_OP_UPDATE &&
+            run->values[v->latest].root == rec->written[i]) {
             if (k < cap) {
                 out[k] = v->latest;
             }
@@ -640,26 +805,54 @@ uint32_t tj_run_writes(struct tj_run *run, tj_ref *out, uint32_t cap) {
 
 // ---- trace_write while a run is open --------------------------------------------------------------------
 
-uint32_t tj_run_uses(const struct tj_run *run, const struct tj_storage *st, bool *written) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < run->trace.nleaves; i++) {
-        const struct trace_tensor *t = run->trace.leaves[i].tensor;
-        if (t && t->st == st) {
-            n++;
-            *written |= (run->trace.leafkeys[i].flags & TJ_LEAF_WRITTEN) != 0;
-        }
-    }
-    return n;
+struct others {
+    const struct tj_run *run;
+    const struct trace_tensor *t;
+    const struct tj_storage *st;
+    bool found;
+};
+
+static bool is_other(void *user, uint32_t i) {
+    struct others *o = user;
+    o->found = tensor_at(o->run, i)->st != o->st && shares(o->run, i, o->t);
+    return !o->found;
 }
 
-// Leaf i's handle has other memory by now, with its content.
-static bool follow(struct tj_run *run, uint32_t i) {
-    struct trace_tensor *source = run->trace.leaves[i].source;
-    tj_ref was = run->rec->leafnodes[i];
-    if (!source || run->values[was].rebased || run->values[was].state == TJ_V_DEAD) {
+bool tj_run_uses(struct tj_run *run, const struct trace_tensor *t, struct tj_storage *st, struct tj_uses *u) {
+    uint32_t i;
+    struct trace_tensor now = {.offset = t->offset}; // another thread may give t other memory
+    struct others o = {run, &now, st, false};
+    tj_tensor_like(&now, t, st);
+    *u = (struct tj_uses){.n = 0};
+    if (!run->trace.nleaves) {
         return true;
     }
-    tj_ref now = tj_leaf_of(run, source, 0);
+    if (!tj_leaves_of(run, st, &i) || !tj_leaves_over(run, &now, is_other, &o)) {
+        (void)tj_fail(TRACE_ERR_MEMORY, "write: out of memory");
+        return false;
+    }
+    for (; i; i = tj_leaves_next(run, i)) {
+        u->n++;
+        u->written |= (run->trace.leafkeys[i - 1].flags & TJ_LEAF_WRITTEN) != 0;
+    }
+    u->others = o.found;
+    return true;
+}
+
+// The handles that leaf i stands for have other memory by now, with its content: st.
+static bool follow(struct tj_run *run, uint32_t i, struct tj_storage *st) {
+    struct tj_leaf l = run->trace.leaves[i];
+    tj_ref was = run->rec->leafnodes[i], now;
+    if (run->values[was].rebased || run->values[was].state == TJ_V_DEAD || l.tensor->st == st) {
+        return true; // (a view of a base follows with that)
+    }
+    if (l.source) {
+        now = tj_leaf_of(run, l.source, 0);
+    } else { // a base
+        (void)atomic_fetch_add_explicit(&st->refs, 1, memory_order_relaxed);
+        tj_reader_enter(st);
+        now = leaf_new(run, l.tensor, st, NULL, 0, TJ_LOC(NULL, 0));
+    }
     if (now == TJ_NIL) {
         return false;
     }
@@ -670,25 +863,35 @@ static bool follow(struct tj_run *run, uint32_t i) {
 
 bool tj_run_moved(struct tj_run *run, struct trace_tensor *t, const struct tj_storage *old) {
     run->fresh_from = run->trace.nnodes; // what was computed from the old content is no longer what its operands give
-    if (__atomic_load_n(&t->st, __ATOMIC_RELAXED) == old) {
-        return true; // changed in place: leaves read the new content
+    struct tj_storage *st = tj_tensor_storage(t);
+    uint32_t i = 0;
+    bool ok = st == old || tj_leaves_of(run, old, &i); // changed in place: leaves read the new content
+    if (!ok) {
+        (void)tj_fail(TRACE_ERR_MEMORY, "write: out of memory");
     }
-    uint32_t n = run->trace.nleaves;
-    for (uint32_t i = 0; i < n; i++) {
-        if (run->trace.leaves[i].tensor->st == old && !follow(run, i)) {
-            return false;
-        }
+    for (; i && ok; i = tj_leaves_next(run, i)) {
+        ok = follow(run, i - 1, st);
     }
-    return true;
+    tj_storage_drop(st);
+    return ok;
 }
 
 void tj_run_moved_again(struct tj_run *run, uint32_t nnodes) {
     uint32_t n = run->trace.nleaves;
     for (uint32_t i = 0; i < n; i++) {
-        const struct tj_leaf *l = &run->trace.leaves[i];
+        struct trace_tensor *source = run->trace.leaves[i].source;
         tj_ref node = run->rec->leafnodes[i];
-        if (node < nnodes && run->values[node].latest == node && l->source &&
-            l->tensor->st != __atomic_load_n(&l->source->st, __ATOMIC_RELAXED) && !follow(run, i)) {
+        for (uint32_t m = run->rec->groupof[i].first; m && !source; m = run->rec->groupof[m - 1].first) {
+            source = run->trace.leaves[m - 1].source;
+        }
+        if (node >= nnodes || run->values[node].latest != node || !source) {
+            continue;
+        }
+        struct tj_storage *st = tj_tensor_storage(source);
+        bool borrowed = !(run->trace.leaves[i].tensor->st->flags & TJ_ST_OWNED); // (never moves)
+        bool ok = borrowed || follow(run, i, st);
+        tj_storage_drop(st);
+        if (!ok) {
             return;
         }
     }

@@ -657,34 +657,34 @@ INPLACE(sub, SUB)
 INPLACE(mul, MUL)
 INPLACE(div, DIV)
 
-// Source and destination in one memory: the same elements, or none in common.
-static bool copy_overlaps(struct tj_rec *q, tj_ref dst, tj_ref src) {
-    struct tj_place a, b;
-    tj_ref ra, rb;
-    tj_value_place(q->r, dst, &a, &ra);
-    tj_value_place(q->r, src, &b, &rb);
-    if (ra != rb && (!a.tensor || !b.tensor)) {
-        return false;
+// Where node n lies, as a tensor. none: stands for the memory of computed values.
+static void tensor_of(struct tj_rec *q, tj_ref n, struct tj_storage *none, struct trace_tensor *t, tj_ref *root) {
+    struct tj_place v;
+    tj_value_place(q->r, n, &v, root);
+    *t = (struct trace_tensor){.dtype = (uint8_t)tj_rec_dtype(q, n), .rank = (uint8_t)v.rank, .offset = v.offset};
+    memcpy(t->dims, v.dims, sizeof t->dims);
+    memcpy(t->strides, v.strides, sizeof t->strides);
+    (void)tj_numel(t->dims, t->rank, &t->numel);
+    t->layout = tj_layout_of(t->dims, t->strides, t->rank);
+    t->st = v.tensor ? v.tensor->st : none;
+}
+
+// Whether source and destination share memory other than element with equal element.
+static enum tj_sharing copy_overlaps(struct tj_rec *q, tj_ref dst, tj_ref src) {
+    struct trace_tensor x, y;
+    struct tj_storage none = {0};
+    tj_ref rx, ry;
+    tensor_of(q, dst, &none, &x, &rx);
+    tensor_of(q, src, &none, &y, &ry);
+    if (rx != ry && (x.st == &none || y.st == &none)) {
+        return TJ_APART;
     }
-    struct tj_storage none = {0}; // stands for the memory of a computed value
-    struct trace_tensor x = {.dtype = (uint8_t)tj_rec_dtype(q, dst), .rank = (uint8_t)a.rank, .offset = a.offset},
-                        y = {.dtype = (uint8_t)tj_rec_dtype(q, src), .rank = (uint8_t)b.rank, .offset = b.offset};
-    memcpy(x.dims, a.dims, sizeof x.dims);
-    memcpy(x.strides, a.strides, sizeof x.strides);
-    memcpy(y.dims, b.dims, sizeof y.dims);
-    memcpy(y.strides, b.strides, sizeof y.strides);
-    (void)tj_numel(x.dims, x.rank, &x.numel);
-    (void)tj_numel(y.dims, y.rank, &y.numel);
-    x.st = a.tensor ? a.tensor->st : &none;
-    y.st = b.tensor ? b.tensor->st : &none;
-    if (!tj_tensors_overlap(&x, &y)) {
-        return false;
-    }
-    bool same = x.st == y.st && x.rank == y.rank && x.offset == y.offset && x.dtype == y.dtype;
+    enum tj_sharing s = tj_tensors_share(&x, &y);
+    bool same = s != TJ_APART && x.rank == y.rank && x.dtype == y.dtype && tj_tensor_span(&x).lo == tj_tensor_span(&y).lo;
     for (size_t i = 0; same && i < x.rank; i++) {
         same = x.dims[i] == y.dims[i] && (x.dims[i] == 1 || x.strides[i] == y.strides[i]);
     }
-    return !same;
+    return same ? TJ_APART : s;
 }
 
 trace_tensor *trace_copy__at(trace_tensor *dst, trace_tensor *src, const char *file, int line) {
@@ -698,10 +698,15 @@ trace_tensor *trace_copy__at(trace_tensor *dst, trace_tensor *src, const char *f
         return tj_rec_end_inplace(&q, dst, false);
     }
     x = tj_rec_mem(&q, dst);
-    if (copy_overlaps(&q, x, y)) {
-        tj_op_fail(TRACE_ERR_ARGUMENT, q.op, q.loc,
-                   "source and destination partly overlap; copy from a clone of the "
-                   "source");
+    enum tj_sharing shared = copy_overlaps(&q, x, y);
+    if (shared != TJ_APART) {
+        char a[TJ_DIMS_TEXT], b[TJ_DIMS_TEXT];
+        tj_op_fail(TRACE_ERR_ARGUMENT, q.op, q.loc, "source %s and destination %s %s; copy from a clone of the source",
+                   tj_dims_text(a, sizeof a, tj_rec_dims(&q, y), tj_rec_rank(&q, y)),
+                   tj_dims_text(b, sizeof b, tj_rec_dims(&q, x), tj_rec_rank(&q, x)),
+                   shared == TJ_SHARED ? "partly overlap"
+                                       : "lie between each other, and their strides are too tangled to tell that "
+                                         "they don't overlap");
         return tj_rec_end_inplace(&q, dst, false);
     }
     int64_t dims[TJ_MAX_RANK];

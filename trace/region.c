@@ -177,6 +177,7 @@ static void box_clear(struct tj_box *b) {
     DROP(same_root, capsame_root);
     DROP(last_root, caplast_root);
     DROP(origin, caporigin);
+    DROP(groups, capgroups);
     DROP(instances, capinstances);
     DROP(musts, capmusts);
     DROP(deferred, capdeferred);

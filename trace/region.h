@@ -226,7 +226,8 @@ struct tj_box {
     tj_ref *map;         // node of the run -> node of sub, while extracting
     uint16_t *mark;      // MARK_* a node, kept over the run
     struct tj_origin *origin;
-    uint32_t capmap, capmark, caporigin;
+    uint32_t *groups; // scratch: one a group of leaves
+    uint32_t capmap, capmark, caporigin, capgroups;
     uint32_t nmark; // nodes with a valid mark and origin
     tj_ref *need;   // nodes of the segment being extracted, and others that have marks, ascending where it says so
     uint32_t nneed, capneed;

@@ -617,57 +617,6 @@ void tj_tensor_fulfil(struct trace_tensor *t, struct trace_tensor *src) {
     unguard(t);
 }
 
-static int64_t gcd(int64_t a, int64_t b) {
-    while (b) {
-        int64_t r = a % b;
-        a = b;
-        b = r;
-    }
-    return a;
-}
-
-// Elements from the first to the last one, plus 1.
-static int64_t span_of(const struct trace_tensor *t) {
-    int64_t n = t->numel ? 1 : 0;
-    for (size_t i = 0; n && i < t->rank; i++) {
-        n += (t->dims[i] - 1) * t->strides[i];
-    }
-    return n;
-}
-
-bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b) {
-    if (!a->numel || !b->numel || !a->st || !b->st) {
-        return false;
-    }
-    int64_t ea = (int64_t)tj_elem_bytes((tj_dtype)a->dtype), eb = (int64_t)tj_elem_bytes((tj_dtype)b->dtype);
-    if (!a->st->data != !b->st->data || (!a->st->data && a->st != b->st)) {
-        return false; // placeholders share memory with their own views only
-    }
-    uintptr_t base_a = (uintptr_t)a->st->data, base_b = (uintptr_t)b->st->data;
-    uintptr_t lo_a = base_a + (uintptr_t)(a->offset * ea), lo_b = base_b + (uintptr_t)(b->offset * eb);
-    uintptr_t hi_a = lo_a + (uintptr_t)(span_of(a) * ea), hi_b = lo_b + (uintptr_t)(span_of(b) * eb);
-    if (hi_a <= lo_b || hi_b <= lo_a) {
-        return false;
-    }
-    if (ea != eb) {
-        return true;
-    }
-    // All addresses of a are lo_a plus multiples of g, those of b lo_b plus multiples of g.
-    int64_t g = 0;
-    for (size_t i = 0; i < a->rank; i++) {
-        g = a->dims[i] > 1 ? gcd(g, a->strides[i]) : g;
-    }
-    for (size_t i = 0; i < b->rank; i++) {
-        g = b->dims[i] > 1 ? gcd(g, b->strides[i]) : g;
-    }
-    int64_t d = (int64_t)(lo_a > lo_b ? lo_a - lo_b : lo_b - lo_a);
-    if (d % ea) {
-        return true;
-    }
-    d /= ea;
-    return g ? d % g == 0 : d == 0;
-}
-
 void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides,
                      const int64_t *dims, size_t rank, tj_dtype dtype) {
     int64_t numel;
@@ -1106,7 +1055,8 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
     struct tj_run *run = tj_run_of(t);
     for (;;) {
         struct tj_storage *st = tj_tensor_storage(t);
-        bool written = false, owned = st->flags & TJ_ST_OWNED;
+        bool owned = st->flags & TJ_ST_OWNED;
+        struct tj_uses uses = {.n = 0};
         // By a live bound plan, or a DLPack consumer, which read this memory and no other.
         bool pinned = atomic_load(&st->pins) > 0 || atomic_load(&st->exports) > 0;
         if (atomic_load(&st->pins_packed)) {
@@ -1114,8 +1064,11 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
             return tj_fail(TRACE_ERR_BUSY, "write: a live bound plan has a packed copy of this tensor; release the "
                                            "bound plan, write, bind again");
         }
-        uint32_t uses = run ? tj_run_uses(run, st, &written) : 0;
-        if (uses && (written || !owned || pinned)) { // what is recorded has to run before the memory changes
+        if (run && !tj_run_uses(run, t, st, &uses)) {
+            tj_storage_drop(st);
+            return TRACE_ERR_MEMORY;
+        }
+        if (uses.others || (uses.n && (uses.written || !owned || pinned))) { // what is recorded has to run before the memory changes
             tj_fpenv env;
             struct tj_run *back = tj_run_switch(run);
             tj_fpenv_enter(&env);
@@ -1128,8 +1081,8 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
             }
         }
         bool fresh = owned && !pinned, writing = false; // may be given other memory
-        uint32_t own = fresh || !run || run->process != tj_process() ? 0 : uses;
-        if (!(fresh && uses) && writer_enter(st, own, &writing)) {
+        uint32_t own = fresh || !run || run->process != tj_process() ? 0 : uses.n;
+        if (!(fresh && uses.n) && writer_enter(st, own, &writing)) {
             fill(t, st->data, src);
             atomic_fetch_add(&st->version, 1);
             writer_leave(st);
@@ -1145,7 +1098,7 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
             return tj_fail(TRACE_ERR_BUSY,
                            "write: wrapped memory that a run on another thread reads; write between runs");
         }
-        if (s == TRACE_OK && uses && !tj_run_moved(run, t, st)) {
+        if (s == TRACE_OK && (uses.n || uses.others) && !tj_run_moved(run, t, st)) {
             s = TRACE_ERR_MEMORY;
         }
         tj_storage_drop(st);

@@ -81,8 +81,18 @@ void tj_tensor_fulfil(struct trace_tensor *t, struct trace_tensor *src);
 // The storage t has now, with a reference of the caller's; dropped with tj_storage_drop.
 struct tj_storage *tj_tensor_storage(struct trace_tensor *t);
 void tj_storage_drop(struct tj_storage *st);
-// Whether two tensors may share memory: exact for disjoint ranges and for interleaved elements, else true.
-bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b);
+// Whether two tensors have a byte in common (trace/overlap.c). Found exactly but for geometries of many dims whose
+// strides don't follow each other.
+enum tj_sharing { TJ_APART, TJ_SHARED, TJ_UNDECIDED };
+enum tj_sharing tj_tensors_share(const struct trace_tensor *a, const struct trace_tensor *b);
+static inline bool tj_tensors_overlap(const struct trace_tensor *a, const struct trace_tensor *b) {
+    return tj_tensors_share(a, b) != TJ_APART;
+}
+// Bytes from the first to the last one of its elements; of a placeholder they count from address 0.
+struct tj_span {
+    uintptr_t lo, hi;
+};
+struct tj_span tj_tensor_span(const struct trace_tensor *t);
 // Copies between any two layouts of equal shape and dtype (plain loops); bools become 0 and 1.
 void tj_copy_strided(void *dst, const int64_t *dst_strides, const void *src, const int64_t *src_strides,
                      const int64_t *dims, size_t rank, tj_dtype dtype);
