@@ -1,10 +1,11 @@
 // trace/overlap.c: whether two strided tensors have a byte in common.
 //
-// A byte of a lies at lo_a plus a sum of strides times coordinates, one of b likewise. With the coordinates of b counted
-// from their ends, the two are the same byte where sum c_k*x_k = s, with all c_k > 0 and 0 <= x_k <= n_k: a bounded sum.
-// It is looked for from the largest coefficient on. What is left has to be within what the smaller ones can reach, and a
-// multiple of their common divisor, so that for strides that lie inside each other there are one or two values to try at
-// each step, and two coefficients are decided without trying. A search that takes longer is given up.
+// A byte of a lies at lo_a plus a sum of strides times coordinates, one of b likewise. With the coordinates of b
+// counted from their ends, the two are the same byte where sum c_k*x_k = s, with all c_k > 0 and 0 <= x_k <= n_k: a
+// bounded sum. It is looked for from the largest coefficient on. What is left has to be within what the smaller ones
+// can reach, and a multiple of their common divisor, so that for strides that lie inside each other there are one or
+// two values to try at each step, and two coefficients are decided without trying. A search that takes longer is given
+// up.
 #include "tensor.h"
 
 enum { TERMS = 2 * TJ_MAX_RANK + 1, STEPS = 4096 };

@@ -35,7 +35,7 @@ struct tj_record {
     uint32_t *joined;            // scratch: leaves that become views of one
     uint32_t capgroupof, capwritten, nwritten, capjoined;
 };
-struct tj_member { // leaves + 1; 0: none
+struct tj_member {        // leaves + 1; 0: none
     uint32_t first, next; // first of the leaves that are views of this one; next view of the same
 };
 
@@ -179,8 +179,8 @@ uint32_t tj_leaves_next(const struct tj_run *run, uint32_t at);
 void tj_leaves_forget(struct tj_record *rec); // what is known may be wrong
 void tj_leaves_regroup(struct tj_run *run);   // after a rollback: members of bases that are left
 void tj_leaves_free(struct tj_record *rec);
-// trace_write of t, over st, while run is open on this thread: what uses its memory, and what follows the change. False:
-// out of memory.
+// trace_write of t, over st, while run is open on this thread: what uses its memory, and what follows the change.
+// False: out of memory.
 struct tj_uses {
     uint32_t n;   // leaves over st
     bool written; // one of them is written

@@ -680,7 +680,8 @@ static enum tj_sharing copy_overlaps(struct tj_rec *q, tj_ref dst, tj_ref src) {
         return TJ_APART;
     }
     enum tj_sharing s = tj_tensors_share(&x, &y);
-    bool same = s != TJ_APART && x.rank == y.rank && x.dtype == y.dtype && tj_tensor_span(&x).lo == tj_tensor_span(&y).lo;
+    bool same =
+        s != TJ_APART && x.rank == y.rank && x.dtype == y.dtype && tj_tensor_span(&x).lo == tj_tensor_span(&y).lo;
     for (size_t i = 0; same && i < x.rank; i++) {
         same = x.dims[i] == y.dims[i] && (x.dims[i] == 1 || x.strides[i] == y.strides[i]);
     }

@@ -1068,7 +1068,8 @@ tj_status trace_write(trace_tensor *t, const void *src, size_t bytes) {
             tj_storage_drop(st);
             return TRACE_ERR_MEMORY;
         }
-        if (uses.others || (uses.n && (uses.written || !owned || pinned))) { // what is recorded has to run before the memory changes
+        if (uses.others ||
+            (uses.n && (uses.written || !owned || pinned))) { // what is recorded has to run before the memory changes
             tj_fpenv env;
             struct tj_run *back = tj_run_switch(run);
             tj_fpenv_enter(&env);
