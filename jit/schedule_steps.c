@@ -98,8 +98,9 @@ bool tj_s_contiguous(struct tj_sched *s, const struct tj_geom *g) {
     return true;
 }
 
-// A view that is written through has strides in every trace (else it was recorded as a copy): where extents alone don't
-// tell that, it is a guard.
+// A view that is written through has strides in every trace (else it was recorded as a copy, which is another op).
+// Where extents alone don't tell that, it is a guard; where it hangs on strides of memory from outside, the record is
+// trusted.
 static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref view, struct tj_geom *out) {
     const struct tj_gnode *v = TJ_NODE(s, view);
     int i = 0, j = 0;
@@ -126,8 +127,9 @@ static bool reshape_geom(struct tj_sched *s, const struct tj_geom *in, tj_ref vi
             if (in->dims[k] == 1) {
                 continue;
             }
+            bool run = !tj_ex_of_shapes(s->x, in->strides[k]) || !tj_ex_of_shapes(s->x, next);
             if (stride != TJ_NIL && in->strides[k] != next &&
-                !(s->through[view] && tj_g_meet(s->g, in->strides[k], next, v->trace))) {
+                !(s->through[view] && (run || tj_g_meet(s->g, in->strides[k], next, v->trace)))) {
                 return false;
             }
             stride = stride == TJ_NIL ? in->strides[k] : stride;
