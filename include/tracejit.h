@@ -778,14 +778,14 @@ TRACE_API enum trace_status trace_chunk_at(trace_tensor *x, int64_t chunks, int6
  * host's own trace_begin(name) or log->trace_print(text) stays the host's. For one with the same number define
  * TRACE_NO_MACROS, and call the _at forms with TRACE_HERE. */
 #define TRACE_SEVENTH_(a, b, c, d, e, f, g, ...) g
-#define TRACE_WITH_1_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, N, N, Y, 0)
-#define TRACE_WITH_2_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, N, Y, N, 0)
-#define TRACE_WITH_3_(...) TRACE_SEVENTH_(__VA_ARGS__, N, N, N, Y, N, N, 0)
-#define TRACE_WITH_5_(...) TRACE_SEVENTH_(__VA_ARGS__, N, Y, N, N, N, N, 0)
+#define TRACE_WITH_1_(...) TRACE_SEVENTH_(__VA_ARGS__, 0, 0, 0, 0, 0, 1, 0)
+#define TRACE_WITH_2_(...) TRACE_SEVENTH_(__VA_ARGS__, 0, 0, 0, 0, 1, 0, 0)
+#define TRACE_WITH_3_(...) TRACE_SEVENTH_(__VA_ARGS__, 0, 0, 0, 1, 0, 0, 0)
+#define TRACE_WITH_5_(...) TRACE_SEVENTH_(__VA_ARGS__, 0, 1, 0, 0, 0, 0, 0)
 #define TRACE_CALL_(with, name, ...) TRACE_CALL2_(with, name, __VA_ARGS__)
 #define TRACE_CALL2_(with, name, ...) TRACE_CALL_##with##_(name, __VA_ARGS__)
-#define TRACE_CALL_Y_(name, ...) name##_at(__VA_ARGS__, TRACE_HERE)
-#define TRACE_CALL_N_(name, ...) name(__VA_ARGS__)
+#define TRACE_CALL_1_(name, ...) name##_at(__VA_ARGS__, TRACE_HERE)
+#define TRACE_CALL_0_(name, ...) name(__VA_ARGS__)
 #define trace_read(...) TRACE_CALL_(TRACE_WITH_3_(__VA_ARGS__), trace_read, __VA_ARGS__)
 #define trace_data(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_data, __VA_ARGS__)
 #define trace_item_i64(...) TRACE_CALL_(TRACE_WITH_2_(__VA_ARGS__), trace_item_i64, __VA_ARGS__)

@@ -152,6 +152,16 @@ int main(void) {
     return 0;
 }
 C
+        both "macros N and Y of the host" "$lang" <<'C'
+#define N 64
+#define Y 1
+#include <tracejit.h>
+int use(trace_region *r, trace_tensor *y);
+int use(trace_region *r, trace_tensor *y) {
+    if (trace_begin(r, NULL, 0)) trace_print(y, "y");
+    return trace_end(r, &y, 1) + N + Y;
+}
+C
         both "trace_begin() of three arguments, TRACE_NO_MACROS" "$lang" $host <<'C'
 #define TRACE_NO_MACROS
 #include <tracejit.h>
